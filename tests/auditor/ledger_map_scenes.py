@@ -16,7 +16,6 @@ from tests.virtual_time import LoopClock
 
 SOON_S = 0.5
 """Within so long the ledger map follows what happens."""
-RESCAN_S = 3_600.0
 
 
 def closed(*bookies: BookieId, length: int = 10) -> LedgerMetadata:

@@ -12,7 +12,6 @@ from auditor.absence import (
     Outages,
     delay_left_s,
     excused_until_s,
-    still_absent,
 )
 from auditor.records import UNSEEN_MAX_MS, StoredAbsences
 from ledgers.model import BookieId
@@ -38,57 +37,12 @@ def test_absent_bookies_become_lost(absent_s: float, delay_s: float, is_lost: bo
     assert (A not in left_s) is is_lost
 
 
-def test_each_bookie_has_its_own_delay() -> None:
-    since_s = {A: 1000.0, B: 1050.0}
-
-    assert delay_left_s(since_s, now_s=1070.0, delay_s=60) == {B: 40.0}
-
-
-def test_no_delay_is_pending_if_all_absent_bookies_are_lost() -> None:
-    assert delay_left_s({A: 1000.0}, now_s=2000.0, delay_s=60) == {}
-    assert delay_left_s({}, now_s=2000.0, delay_s=60) == {}
-
-
-def test_the_delay_starts_again_when_a_bookie_returns() -> None:
-    since_s = still_absent({A: 1000.0}, known=[A, B], available=[A, B], now_s=1030.0)
-    assert since_s == {}
-
-    since_s = still_absent(since_s, known=[A, B], available=[B], now_s=1040.0)
-    assert since_s == {A: 1040.0}
-
-
-def test_the_first_absence_is_remembered_while_it_lasts() -> None:
-    since_s = still_absent({A: 1000.0}, known=[A, B], available=[], now_s=1030.0)
-
-    assert since_s == {A: 1000.0, B: 1030.0}
-
-
-def test_an_unknown_bookie_is_forgotten() -> None:
-    assert still_absent({C: 1000.0}, known=[A], available=[A], now_s=1030.0) == {}
-
-
 def test_a_request_ends_the_delay_of_bookies_absent_then() -> None:
     """A bookie that disappears after the request still has its delay."""
     since_s = {A: 1000.0, B: 1050.0}
 
     assert delay_left_s(since_s, now_s=1060.0, delay_s=600, overruled_s=1020.0).keys() == {B}
     assert delay_left_s(since_s, now_s=1060.0, delay_s=600, overruled_s=1050.0) == {}
-
-
-def test_maintenance_is_no_absence_and_the_delay_starts_after_it() -> None:
-    since_s = still_absent({A: 1000.0}, known=[A], available=[], excused=[A], now_s=1010.0)
-    assert since_s == {}
-
-    since_s = still_absent(since_s, known=[A], available=[], now_s=1040.0)
-    assert since_s == {A: 1040.0}
-
-
-def test_a_delay_after_maintenance_starts_with_the_absence() -> None:
-    since_s = still_absent({}, known=[A], available=[A], excused=[A], now_s=1000.0)
-    since_s = still_absent(since_s, known=[A], available=[A], now_s=1010.0)
-    since_s = still_absent(since_s, known=[A], available=[], now_s=1050.0)
-
-    assert since_s == {A: 1050.0}
 
 
 # --- From one leader to the next ------------------------------------------------------------------

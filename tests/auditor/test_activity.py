@@ -74,10 +74,6 @@ class Ledgers:
         self.read_round(times=round(duration_s / STEP_S))
 
 
-def test_nothing_is_known_before_the_first_round() -> None:
-    assert Ledgers({1: (A, B)}).of(D) is Activity.UNKNOWN
-
-
 def test_a_bookie_without_open_ledgers_is_quiet_after_one_round() -> None:
     ledgers = Ledgers({1: (A, B, C)})
 
@@ -85,30 +81,6 @@ def test_a_bookie_without_open_ledgers_is_quiet_after_one_round() -> None:
 
     assert ledgers.of(D) is Activity.QUIET
     assert ledgers.of(A) is Activity.UNKNOWN
-
-
-def test_a_bookie_whose_open_ledgers_do_not_grow_is_quiet() -> None:
-    """Two rounds of reads show that the ledgers do not grow."""
-    ledgers = Ledgers({1: (A, B), 2: (B, C)})
-
-    ledgers.read_round(times=2)
-
-    assert {ledgers.of(bookie) for bookie in ALL} == {Activity.QUIET}
-
-
-def test_growth_shows_a_client_on_the_last_ensemble_only() -> None:
-    ledgers = Ledgers({1: (A, B), 2: (C,)})
-    ledgers.read_round()
-    ledgers.grow(1)
-
-    ledgers.read_round()
-
-    assert [ledgers.of(each) for each in (A, B, C, D)] == [
-        Activity.ACTIVE,
-        Activity.ACTIVE,
-        Activity.QUIET,
-        Activity.QUIET,
-    ]
 
 
 def test_a_new_ledger_shows_a_client_before_its_first_entry() -> None:
@@ -122,17 +94,6 @@ def test_a_new_ledger_shows_a_client_before_its_first_entry() -> None:
     assert ledgers.of(C) is Activity.QUIET
 
 
-def test_writes_to_an_old_ledger_are_noticed_in_the_next_round() -> None:
-    ledgers = Ledgers({1: (A, B)})
-    ledgers.wait(60)
-    assert ledgers.of(A) is Activity.QUIET
-
-    ledgers.grow(1)
-    ledgers.read_round()
-
-    assert ledgers.of(A) is Activity.ACTIVE
-
-
 def test_pauses_of_a_client_change_nothing() -> None:
     ledgers = Ledgers({1: (A, B)})
     ledgers.read_round(times=2)
@@ -141,17 +102,6 @@ def test_pauses_of_a_client_change_nothing() -> None:
         for _ in range(round((ACTIVE_FOR_S - 2) / STEP_S)):
             ledgers.read_round()
             assert ledgers.of(A) is Activity.ACTIVE
-
-
-def test_a_client_that_stopped_is_forgotten_after_a_while() -> None:
-    ledgers = Ledgers({1: (A, B)})
-    ledgers.read_round()
-    ledgers.grow(1)
-    ledgers.read_round()
-
-    ledgers.wait(ACTIVE_FOR_S + STEP_S)
-
-    assert ledgers.of(A) is Activity.QUIET
 
 
 def test_a_ledger_closed_while_it_grows_keeps_its_bookies_active() -> None:
@@ -167,16 +117,6 @@ def test_a_ledger_closed_while_it_grows_keeps_its_bookies_active() -> None:
     ledgers.wait(ACTIVE_FOR_S + STEP_S)
 
     assert ledgers.of(A) is Activity.QUIET
-
-
-def test_a_bookie_that_does_not_answer_is_unknown() -> None:
-    ledgers = Ledgers({1: (A, B), 2: (C, D)})
-    ledgers.last[1] = None
-
-    ledgers.read_round(times=10)
-
-    assert ledgers.of(A) is Activity.UNKNOWN
-    assert ledgers.of(C) is Activity.QUIET
 
 
 def test_an_earlier_last_entry_shows_no_client() -> None:

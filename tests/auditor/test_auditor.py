@@ -141,19 +141,6 @@ async def test_a_loss_is_handled_once() -> None:
         assert len(audits) == 1
 
 
-async def test_a_bookie_that_is_lost_a_second_time_is_audited_again() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster):
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == [0]
-        await cluster.revive(B1)
-        await asyncio.sleep(SOON_S)
-        await cluster.store.delete(PATHS.mark(0))  # a worker found it whole
-
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == [0]
-
-
 @pytest.mark.compat("AuditorLedgerCheckerTest.testRestartBookie", verdict="same")
 async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
     cluster = await with_ledgers((B1, B2))
@@ -442,17 +429,6 @@ async def test_a_periodic_check_does_not_shorten_the_recovery_delay() -> None:
         await asyncio.sleep(58)
         assert await cluster.marked() == []
         await asyncio.sleep(4)
-        assert await cluster.marked() == [0]
-
-
-async def test_a_periodic_check_restores_deleted_marks() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=100)):
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == [0]
-        await cluster.store.delete(PATHS.mark(0))
-
-        await asyncio.sleep(100)
         assert await cluster.marked() == [0]
 
 

@@ -43,20 +43,6 @@ async def stored(cluster: Cluster) -> StoredAbsences:
 # --- Over changes of leader -----------------------------------------------------------------------
 
 
-async def test_the_delay_continues_under_another_leader() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster, "node-1", delayed(60)):
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        await asyncio.sleep(30)
-
-    async with auditing(cluster, "node-2", delayed(60)):
-        await asyncio.sleep(28)
-        assert await cluster.marked() == []
-        await asyncio.sleep(3)
-        assert await cluster.marked() == [0]
-
-
 async def test_each_bookies_own_delay_continues_under_another_leader() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, "node-1", delayed(60)):
@@ -522,18 +508,6 @@ async def test_the_record_names_unavailable_ledgers_soon() -> None:
     ]
 
 
-async def test_a_new_leader_counts_when_its_ledger_map_is_complete() -> None:
-    """Its first record is of a ledger map that is still empty."""
-    cluster = await with_ledgers((B1, B2))
-    await cluster.kill(B1)
-    async with auditing(cluster):
-        await asyncio.sleep(SOON_S)
-
-        stored = await read_absences(cluster.store, PATHS)
-
-    assert (stored.ledger_counts, stored.are_counts_complete) == ({B1: 1}, True)
-
-
 async def test_counts_of_an_empty_ledger_map_are_marked_as_incomplete() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     for bookie in (B1, B2):
@@ -571,18 +545,6 @@ async def test_recovery_delays_end_with_the_loss_or_with_the_return_of_the_booki
         assert delays() == {"began": 2, "cancelled": 1}
         await asyncio.sleep(60)
         assert delays() == {"began": 2, "cancelled": 1, "expired": 1}
-
-
-async def test_without_a_recovery_delay_none_begins() -> None:
-    cluster = await with_ledgers((B1, B2, B3))
-    delays = changes(*DELAYS)
-
-    async with auditing(cluster):
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == [0]
-
-    assert delays() == {}
 
 
 async def test_an_audit_counts_what_lacks_copies() -> None:

@@ -300,18 +300,6 @@ async def test_an_audit_requested_during_another_one_follows_it() -> None:
         assert len(audits) == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"soon", b"-1"])
-async def test_an_unreadable_delay_is_replaced_by_the_setting(data: bytes) -> None:
-    cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(DELAY, data)
-    async with auditing(cluster, settings=delayed(60)):
-        await cluster.kill(B1)
-        await asyncio.sleep(58)
-        assert await cluster.marked() == []
-        await asyncio.sleep(4)
-        assert await cluster.marked() == [0]
-
-
 async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):

@@ -194,25 +194,6 @@ async def test_marking_stops_when_the_bookie_returns(monkeypatch: pytest.MonkeyP
     assert 0 < len(await cluster.marked()) < 500
 
 
-async def test_a_second_loss_marks_all_ledgers_after_an_interruption(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The bookie returned while its ledgers were marked, and disappeared again."""
-    cluster = await with_many_ledgers(1000)
-    async with marking_slowly(cluster, monkeypatch):
-        await cluster.kill(B1)
-        await asyncio.sleep(5)
-        await cluster.revive(B1)
-        await asyncio.sleep(60)
-        for ledger_id in await cluster.marked():  # as workers do, who find them whole
-            await cluster.store.delete(PATHS.mark(ledger_id))
-
-        await cluster.kill(B1)
-        await asyncio.sleep(60)
-
-    assert await cluster.marked() == list(range(1000))
-
-
 # --- A bookie that disappears or is reformatted again ---------------------------------------------
 
 

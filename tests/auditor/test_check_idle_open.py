@@ -167,15 +167,6 @@ async def test_only_new_idle_ledgers_are_logged() -> None:
     assert levels[-1] == both
 
 
-async def test_no_ledger_is_idle_before_the_time_is_over() -> None:
-    cluster = await open_ledgers(1)
-
-    assert await run(cluster) == {"open": 1}
-    await asyncio.sleep(DAY_S - 10)
-
-    assert await run(cluster) == {"open": 1}
-
-
 async def test_an_abandoned_recovery_is_idle_as_well(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
 
@@ -183,17 +174,6 @@ async def test_an_abandoned_recovery_is_idle_as_well(cluster: Cluster) -> None:
     await asyncio.sleep(DAY_S)
 
     assert await run(cluster) == {"open": 1, "idle": 1}
-
-
-async def test_a_changed_ensemble_shows_that_the_writer_is_alive() -> None:
-    cluster = await open_ledgers(1)
-    await run(cluster)
-    await asyncio.sleep(DAY_S)
-
-    versioned = await cluster.manager.read(1)
-    await cluster.manager.write(1, versioned.metadata, read_as=versioned)
-
-    assert await run(cluster) == {"open": 1}
 
 
 async def test_nothing_is_known_if_no_bookie_answers() -> None:

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.checks.records import ALL_LEDGERS, REPLICAS, CheckKind
-from auditor.checks.runner import FORCED_MS, RETRY_S, CheckState, due_in_s, pause_of
+from auditor.checks.runner import FORCED_MS, RETRY_S, CheckState, pause_of
 from ledgers.errors import SessionLostError, UnavailableError
 from replication import znodes
 from replication.orders import (
@@ -227,27 +227,6 @@ async def test_an_interval_that_is_applied_counts_at_once() -> None:
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_700_000_000_000
-
-
-@pytest.mark.parametrize(
-    ("last_ms", "interval_s", "expected_s"),
-    [
-        pytest.param(None, HOUR_S, -inf, id="never run: now"),
-        pytest.param(NOW_MS, HOUR_S, HOUR_S, id="just run: after the interval"),
-        pytest.param(NOW_MS - HOUR_MS + 1_000, HOUR_S, 1.0, id="nearly an interval ago"),
-        pytest.param(NOW_MS - HOUR_MS, HOUR_S, 0.0, id="the interval itself counts"),
-        pytest.param(NOW_MS - 3 * HOUR_MS, HOUR_S, -2 * HOUR_S, id="long overdue"),
-        pytest.param(NOW_MS + 9 * HOUR_MS, HOUR_S, HOUR_S, id="the clock was set back: as of now"),
-        pytest.param(None, 0, None, id="switched off"),
-        pytest.param(NOW_MS - 3 * HOUR_MS, 0, None, id="switched off, and run long ago"),
-        pytest.param(FORCED_MS, HOUR_S, -inf, id="asked for"),
-        pytest.param(FORCED_MS, 0, -inf, id="asked for, although switched off"),
-    ],
-)
-def test_a_check_is_due_an_interval_after_its_last_run(
-    last_ms: int | None, interval_s: float, expected_s: float | None
-) -> None:
-    assert due_in_s(last_ms, interval_s=interval_s, now_ms=NOW_MS) == expected_s
 
 
 @pytest.mark.parametrize(

@@ -250,13 +250,6 @@ def test_a_hold_depends_on_its_own_bookies_only(absent: Sequence[BookieId], is_s
     assert is_warranted(HELD, census(TEN, absent_for_s), SETTINGS) is is_still
 
 
-def test_an_operators_hold_does_not_depend_on_bookies() -> None:
-    by_operator = HoldOrder(since_ms=1, is_by_operator=True)
-
-    for found in (census(TEN, {}), census(TEN, all_absent(*TEN))):
-        assert wanted(found, by_operator, is_calm=True) == by_operator
-
-
 # --- Released -------------------------------------------------------------------------------------
 
 RELEASED = replace(HELD, is_released=True)
@@ -272,16 +265,6 @@ def test_no_second_hold_begins_for_the_same_bookies(over: HoldOrder) -> None:
     assert hold is not None
     assert hold.is_released
     assert wanted(found, hold) == hold
-
-
-@pytest.mark.parametrize("over", [RELEASED, OVER], ids=["by an operator", "by its own end"])
-def test_a_second_mass_failure_starts_another_hold(over: HoldOrder) -> None:
-    hold = wanted(census(TEN, {**all_absent(A, B, C, D, ago_s=50), **all_absent(E, F, G)}), over)
-
-    assert hold is not None
-    assert not hold.is_released
-    assert hold.bookies == (E, F, G)
-    assert hold.since_ms == NOW_MS
 
 
 def test_a_single_further_loss_starts_no_hold() -> None:

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.bulk.flow_control import Activity
 from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity, read_activity
 from tests.replication.cluster import Cluster
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
 
 SAID = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
@@ -30,16 +29,6 @@ async def following(cluster: Cluster) -> AsyncIterator[ActivitySource]:
         yield source
     finally:
         running.cancel()
-
-
-def test_each_bookie_is_active_quiet_or_unknown() -> None:
-    found = [SAID.of(bookie) for bookie in (B1, B2, B3)]
-
-    assert found == [Activity.ACTIVE, Activity.QUIET, Activity.UNKNOWN]
-
-
-def test_a_record_is_read_as_it_was_written() -> None:
-    assert ClientActivity.parse(SAID.to_json()) == SAID
 
 
 async def test_an_old_record_does_not_count(cluster: Cluster) -> None:

@@ -3,16 +3,14 @@
 import asyncio
 import functools
 import json
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import pytest
 from structlog.testing import capture_logs
 
 from ledgers.codec.registration import Address
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.placement import RandomPlacement
 from ledgers.placement.pulsar import CONFIG_KEY, PULSAR_RACKS_PATH, Isolation, isolation_of
 from ledgers.registration import Registration
 from ledgers.tasks import RETRY_MIN_S
@@ -31,7 +29,6 @@ from replication.orders import (
 )
 from replication.reasons import Blocked, Exclusion, Facts, Reason
 from replication.repair import OutcomeKind
-from replication.targets import TargetSelector
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
@@ -75,16 +72,6 @@ async def test_reading_the_same_list_again_is_no_change(cluster: Cluster) -> Non
         await node.views.refresh()
 
         assert node.views.change_count == count
-
-
-async def test_writable_and_read_only_bookies_are_distinguished(cluster: Cluster) -> None:
-    await cluster.unregister(B1)
-    await cluster.register(B1, is_read_only=True)
-    async with cluster.node() as node:
-        view = node.views.current
-
-    assert view.available == frozenset(BOOKIES)
-    assert view.writable == frozenset(BOOKIES) - {B1}
 
 
 async def test_each_registration_of_a_bookie_has_its_own_czxid(cluster: Cluster) -> None:
@@ -133,13 +120,6 @@ async def test_rule_s8_an_empty_list_does_not_change_the_view(
         assert node.views.current.available == {B3}
 
 
-async def test_there_is_no_view_before_the_first_reading(cluster: Cluster) -> None:
-    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
-
-    with pytest.raises(UnavailableError):
-        assert views.current
-
-
 async def test_rule_s13_an_absent_bookie_keeps_its_last_address(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await cluster.unregister(B1)
@@ -150,28 +130,6 @@ async def test_rule_s13_an_absent_bookie_keeps_its_last_address(cluster: Cluster
 
 
 # --- Orders ---------------------------------------------------------------------------------------
-
-
-async def test_an_order_is_seen_and_wakes_waiting_callers(cluster: Cluster) -> None:
-    order_store = OrderStore(cluster.store, PATHS)
-    async with cluster.node() as node:
-        await settle()
-        waiting = asyncio.create_task(node.views.wait_change(node.views.change_count))
-
-        await order_store.give(drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None)
-        await asyncio.wait_for(waiting, 1)
-
-        assert node.views.current.orders.draining.keys() == {B1}
-        assert B1 in node.views.current.writable
-        assert B1 not in node.views.current.receiving
-
-
-async def test_existing_orders_are_in_the_first_view(cluster: Cluster) -> None:
-    order_store = OrderStore(cluster.store, PATHS)
-    await order_store.give(limits_znode(PATHS), LimitsOrder(bytes_per_s=5), over=None)
-
-    async with cluster.node() as node:
-        assert node.views.current.orders.limits.bytes_per_s == 5
 
 
 async def test_a_window_ends_without_any_event(cluster: Cluster) -> None:
@@ -189,14 +147,6 @@ async def test_a_window_ends_without_any_event(cluster: Cluster) -> None:
             await asyncio.wait_for(node.views.wait_change(node.views.change_count), 1_000)
             assert node.views.current.orders.maintenance.keys() == left
             assert (cluster.clock.wall_ms() - now_ms) / 1000 == pytest.approx(end_s, abs=0.1)
-
-
-async def test_a_window_that_is_over_is_not_in_the_first_view(cluster: Cluster) -> None:
-    window = MaintenanceWindow(since_ms=1, until_ms=cluster.clock.wall_ms())
-    await OrderStore(cluster.store, PATHS).give(maintenance_znode(PATHS, B1), window, over=None)
-
-    async with cluster.node() as node:
-        assert node.views.current.orders.maintenance == {}
 
 
 async def test_a_change_of_orders_does_not_reread_all_bookies(cluster: Cluster) -> None:
@@ -306,7 +256,6 @@ def config(policy: str = POLICY, **properties: object) -> tuple[tuple[str, bytes
 
 
 PRIMARY_A = config(isolationBookieGroups="a")
-A_THEN_B = config(isolationBookieGroups="a", secondaryIsolationBookieGroups="b")
 
 
 def metadata(custom: tuple[tuple[str, bytes], ...]) -> LedgerMetadata:
@@ -449,19 +398,6 @@ async def test_copies_stay_in_the_primary_group(seed: int) -> None:
     assert await cluster.ensembles() == [(B1, B4, B3)]
 
 
-async def test_without_the_primary_group_copies_use_the_secondary() -> None:
-    cluster = await isolated()
-    await cluster.write_ledger((B1, B2, B3), custom=A_THEN_B)
-    await cluster.mark(B2)
-    for bookie in (B2, B4):
-        await cluster.kill(bookie)
-
-    async with cluster.node() as node:
-        assert (await node.repairer.repair(await node.lease())).kind is OutcomeKind.DONE
-
-    assert await cluster.ensembles() == [(B1, B5, B3)]
-
-
 async def test_without_any_bookie_of_the_groups_the_ledger_waits() -> None:
     """The reason is noted."""
     cluster = await isolated()
@@ -488,21 +424,6 @@ async def test_a_member_outside_the_groups_gets_its_missing_entries() -> None:
         assert (await node.repairer.repair(await node.lease())).kind is OutcomeKind.DONE
 
     await cluster.assert_whole()
-
-
-async def test_replacements_in_a_recovery_are_of_the_groups() -> None:
-    cluster = await isolated()
-    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
-    await views.refresh()
-    groups = IsolationGroups(cluster.store, cluster.clock)
-    await groups.refresh()
-    target_selector = TargetSelector(
-        RandomPlacement(random.Random(1)), clock=cluster.clock, allowed=groups.allowed
-    )
-
-    found = target_selector.candidates(views.current, metadata(PRIMARY_A))
-
-    assert {each.bookie for each in found} == {B1, B2, B3, B4}
 
 
 async def test_a_recovered_ledger_stays_in_the_groups() -> None:

@@ -52,22 +52,6 @@ def change(
     )
 
 
-def test_all_changed_ensembles_are_in_one_piece_of_metadata() -> None:
-    ledger = closed_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5))
-
-    after = rewritten(ledger, [change(ledger, 1, B5), change(ledger, 0, B6, position=1)])
-
-    assert segments(after) == [(0, (B1, B5, B3)), (5, (B6, B4, B3))]
-
-
-def test_lost_entries_keep_their_bookies_in_their_own_segment() -> None:
-    ledger = closed_ledger((B1, B2))
-
-    after = rewritten(ledger, [change(ledger, 1, B3, lost=[4])])
-
-    assert segments(after) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
-
-
 def test_an_entry_lost_at_an_end_leaves_no_empty_segment() -> None:
     ledger = closed_ledger((B1, B2), (B1, B2), starts=(0, 5))
 
@@ -93,14 +77,6 @@ def test_a_copy_that_lacks_no_entry_changes_in_all_segments() -> None:
     )
 
     assert segments(after) == [(0, (B4, B5, B6)), (4, (B4, B2, B3)), (5, (B4, B5, B6))]
-
-
-def test_an_entry_lost_in_place_splits_the_segment_only() -> None:
-    ledger = closed_ledger((B1, B2))
-
-    after = rewritten(ledger, [change(ledger, 1, B2, lost=[4])])
-
-    assert segments(after) == [(0, (B1, B2)), (4, (B1, B2)), (5, (B1, B2))]
 
 
 def test_rule_s2_unknown_fields_stay_with_every_segment() -> None:
@@ -257,14 +233,6 @@ def results(
 
 def ensembles(found: CopyResults) -> list[tuple[BookieId, ...]]:
     return [segment.ensemble for segment in found.metadata.segments]
-
-
-def test_a_complete_copy_is_named() -> None:
-    found = results([(repair(1, B4), COPIED)])
-
-    assert ensembles(found) == [(B1, B4, B3)]
-    assert found.is_complete
-    assert found.blocked == []
 
 
 @pytest.mark.parametrize(

@@ -107,15 +107,6 @@ async def test_rule_s5_an_unanswered_entry_is_not_called_lost() -> None:
     assert outcome.entry_count == 9
 
 
-async def test_an_entry_of_no_reachable_bookie_has_no_copy() -> None:
-    cluster = await cluster_with_ledger()
-
-    outcome = await copy(cluster, job(available=ALL - {B1, B2, B3}))
-
-    assert outcome.without_copy == (1, 2, 4, 5, 7, 8)
-    assert cluster.bookies.transfers == []
-
-
 async def test_rule_s15_former_members_are_asked_before_it_is_lost() -> None:
     cluster = await cluster_with_ledger()
     cluster.bookie(B1).wipe()
@@ -167,16 +158,6 @@ async def test_rule_s11_a_failing_target_ends_the_copy(error: type[Exception]) -
     assert not outcome.is_complete
     assert outcome.entry_count == 0
     assert len(cluster.bookies.transfers) == 1
-
-
-async def test_a_copy_without_entries_is_complete_at_once() -> None:
-    cluster = await cluster_with_ledger()
-
-    outcome = await copy(cluster, job(entry_ids=()))
-
-    assert outcome == CopyOutcome()
-    assert outcome.is_complete
-    assert cluster.bookies.transfers == []
 
 
 @pytest.mark.compat(

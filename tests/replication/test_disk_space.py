@@ -134,16 +134,6 @@ async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
         assert bookies.asked.count(B2) == 1
 
 
-async def test_a_bookie_that_frees_space_is_a_target_again() -> None:
-    async with one_bookie(free_bytes=10) as (cluster, bookies, source):
-        assert source.spare_bytes(B1) == -90
-        bookies.bookie(B1).room = room(900)
-        await cluster.clock.sleep(LONGEST_S)
-
-        assert source.spare_bytes(B1) == 800
-        assert source.free_bytes(B1) == 900
-
-
 async def test_written_bytes_are_subtracted_until_the_bookie_reports() -> None:
     async with one_bookie(free_bytes=900) as (cluster, bookies, source):
         source.landed(B1, 500)

@@ -78,20 +78,6 @@ def test_a_restarted_process_continues_its_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_two_processes_write_two_files(tmp_path: Path) -> None:
-    one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "a.b-2"))
-
-    record(one, 1, b"", b"")
-    record(two, 2, b"", b"")
-
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "metadata-a-1.jsonl",
-        "metadata-a.b-2.jsonl",
-    ]
-    one.close()
-    two.close()
-
-
 def test_a_full_file_is_rotated_and_no_line_is_lost(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=500)
 

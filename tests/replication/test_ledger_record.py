@@ -56,13 +56,6 @@ NOTE = WaitingNote(
 # --- Notes ----------------------------------------------------------------------------------------
 
 
-def test_a_note_from_a_wrong_clock_counts_for_a_day_at_most() -> None:
-    note = replace(NOTE, next_try_ms=10**15, written_ms=1_000)
-
-    assert note.wait_ms(now_ms=1_000, fingerprint=FINGERPRINT) == BINDING_MAX_MS
-    assert note.wait_ms(now_ms=1_000 + BINDING_MAX_MS, fingerprint=FINGERPRINT) == 0
-
-
 @pytest.mark.parametrize(
     ("note", "now_ms", "fingerprint", "wait_ms"),
     [
@@ -140,10 +133,6 @@ def test_tries_that_fail_for_the_same_reason_are_counted(
     note: WaitingNote, reason: Reason, fingerprint: ClusterFingerprint, tries: int
 ) -> None:
     assert note.tries_for(reason, fingerprint=fingerprint) == tries
-
-
-def test_a_note_is_read_as_it_was_written() -> None:
-    assert WaitingNote.parse(NOTE.to_json()) == NOTE
 
 
 def test_a_note_stores_reason_and_facts_of_all_obstacles() -> None:
@@ -637,8 +626,3 @@ def test_some_of_many_blocked_for_one_reason_are_kept() -> None:
     reasons = gravest([AWAY, *many]).all_reasons
 
     assert reasons == (*[Reason.MISPLACED] * SAME_REASON_MAX, Reason.MAINTENANCE)
-
-
-@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
-def test_each_reason_says_whether_time_alone_helps(reason: Reason) -> None:
-    assert isinstance(reason.needs_help, bool)

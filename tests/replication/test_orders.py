@@ -179,24 +179,6 @@ def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
 # --- In ZooKeeper ---------------------------------------------------------------------------------
 
 
-async def test_every_session_reads_all_orders(cluster: Cluster) -> None:
-    order_store = OrderStore(cluster.store, PATHS)
-    drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
-
-    await order_store.give(drain_znode(PATHS, B1), drain, over=None)
-    await order_store.give(maintenance_znode(PATHS, B2), WINDOW, over=None)
-    await order_store.give(limits_znode(PATHS), limits, over=None)
-
-    assert await OrderStore(cluster.store, PATHS).read() == Orders(
-        draining={B1: drain}, maintenance={B2: WINDOW}, limits=limits
-    )
-
-
-async def test_without_any_order_there_is_none(cluster: Cluster) -> None:
-
-    assert await OrderStore(cluster.store, PATHS).read() == Orders()
-
-
 async def test_of_two_equal_concurrent_orders_one_is_refused(cluster: Cluster) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, B1)
     await order_store.give(znode, WINDOW, over=None)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, PlacementPolicy, RackRule, RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
@@ -17,7 +16,7 @@ from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
-from replication.reasons import Blocked, Exclusion, Facts, Reason
+from replication.reasons import Exclusion, Reason
 from replication.targets import Targets
 from tests.replication.ledger_values import (
     B1,
@@ -102,18 +101,6 @@ def running(*bookies: BookieId) -> BookieView:
             for b in bookies
         }
     )
-
-
-def test_good_copies_need_nothing() -> None:
-    assert plan([finding(i, Verdict.GOOD) for i in range(3)]).is_whole
-
-
-def test_a_lost_copy_moves_with_exactly_the_entries_it_stored() -> None:
-    [repair] = plan([finding(2, Verdict.BOOKIE_ABSENT)]).repairs
-
-    assert repair.target in {B4, B5, B6}
-    assert list(repair.entry_ids) == [1, 2, 4, 5, 7, 8]
-    assert not repair.is_in_place
 
 
 @pytest.mark.compat(
@@ -259,12 +246,6 @@ def test_rule_s7_the_key_is_not_suspected_if_anything_matches(other: CopyFinding
     assert Reason.DIGEST_SUSPECT not in {b.reason for b in plan([all_bad, other]).blocked}
 
 
-def test_bookies_without_any_entry_do_not_make_the_key_suspect() -> None:
-    reformatted = finding(0, Verdict.MISSING, absent=(0, 2, 3, 5, 6, 8, 9))
-
-    assert plan([reformatted]).blocked == ()
-
-
 def test_rule_s15_a_bookie_that_loses_its_copy_is_replaced() -> None:
     lacking = finding(1, Verdict.MISSING, absent=(1, 4))
     targets = targets_of(refilled=frozenset({B2}))
@@ -321,20 +302,6 @@ def test_rule_s16_a_draining_bookie_moves_with_all_its_entries() -> None:
     assert len(repair.entry_ids) == 7
 
 
-def test_a_bookie_in_maintenance_is_waited_for() -> None:
-    """The rest of the ledger is repaired."""
-    orders = Orders(maintenance={B2: MaintenanceWindow(since_ms=1, until_ms=9, reason="new disk")})
-
-    made = plan(
-        [finding(1, Verdict.IN_MAINTENANCE), finding(2, Verdict.BOOKIE_ABSENT)], orders=orders
-    )
-
-    [blocked], [repair] = made.blocked, made.repairs
-    assert (blocked.reason, blocked.until_ms) == (Reason.MAINTENANCE, 9)
-    assert blocked.facts == Facts(in_maintenance=(B2,), comment="new disk")
-    assert repair.replaced == B3
-
-
 @pytest.mark.parametrize(
     ("windows", "fields", "in_maintenance", "absent"),
     [
@@ -365,29 +332,6 @@ def test_bookies_excluded_only_by_maintenance_are_named(
     assert blocked.facts.absent == absent
 
 
-def test_target_local_leaves_its_own_ledgers_to_other_nodes() -> None:
-    made = plan([finding(1, Verdict.BOOKIE_ABSENT)], targets_of((B1,), only_local=B1))
-
-    [blocked] = made.blocked
-    assert blocked.reason is Reason.LEFT_TO_OTHERS
-    assert blocked.reason.is_of_this_node
-    assert blocked.facts.local == B1
-
-
-def test_a_placement_policy_that_allows_no_target_says_why() -> None:
-    class Enforced(RandomPlacement):
-        def choose_replacement(self, *_: object, **__: object) -> BookieId:
-            raise NotEnoughBookiesError("no bookie in another rack")
-
-    targets = structs.replace(targets_of(), placement=Enforced(random.Random(1)))
-
-    [blocked] = plan([finding(1, Verdict.BOOKIE_ABSENT)], targets).blocked
-
-    assert blocked.reason is Reason.NO_TARGET
-    assert blocked.facts.excluded is None
-    assert blocked.facts.errors == ("no bookie in another rack",)
-
-
 def test_the_size_of_a_copy_is_estimated_by_the_ledgers_length() -> None:
     [repair] = plan([finding(1, Verdict.BOOKIE_ABSENT)]).repairs
 
@@ -395,24 +339,6 @@ def test_the_size_of_a_copy_is_estimated_by_the_ledgers_length() -> None:
 
 
 # --- Plans for fragments that are not closed ------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("verdict", "facts"),
-    [
-        pytest.param(Verdict.MISSING, Facts(lacking=(B1,)), id="it was reformatted"),
-        pytest.param(Verdict.DRAINING, Facts(draining=(B1,)), id="it drains"),
-    ],
-)
-def test_an_open_fragment_is_left_to_its_writer(verdict: Verdict, facts: Facts) -> None:
-    finding = CopyFinding(
-        fragment=fragment(is_closed=False), index=0, verdict=verdict, absent=EntryRuns([7])
-    )
-    targets = Targets(candidates={}, placement=RandomPlacement(random.Random(0)))
-
-    [blocked] = plan_repair(inspection_of([finding]), targets).blocked
-
-    assert blocked == Blocked(reason=Reason.OPEN_FRAGMENT, facts=facts)
 
 
 OPEN_AFTER_A_CHANGE = LedgerMetadata(
@@ -452,12 +378,6 @@ def test_rule_s12_a_member_of_the_open_end_is_the_last_resort(
     assert (repair.target, repair.rewrites_lac) == (target, rewrites_lac)
 
 
-def test_no_bookie_is_in_an_ensemble_twice() -> None:
-    [blocked] = plan_of((B1, B3)).blocked
-
-    assert blocked.reason is Reason.NO_TARGET
-
-
 # --- Copies that all exist, some of them misplaced ------------------------------------------------
 
 RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b", B6: "/c"}
@@ -493,16 +413,6 @@ def plan_of_moves(
         findings, metadata or closed_ledger(members, write_quorum=write_quorum)
     )
     return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
-
-
-def test_a_copy_of_a_misplaced_ensemble_moves_to_another_rack() -> None:
-    made = plan_of_moves((B1, B2))
-
-    [repair] = made.repairs
-    assert repair.replaced in {B1, B2}
-    assert RACKS[repair.target] != "/a"
-    assert list(repair.entry_ids) == list(range(10))
-    assert not made.blocked
 
 
 def test_as_many_copies_move_as_the_rule_demands() -> None:

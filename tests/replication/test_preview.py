@@ -14,11 +14,11 @@ from replication.by_hand import Preview, Previewer
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderStore, hold_znode
-from replication.reasons import Blocked, Facts, Reason
+from replication.reasons import Reason
 from replication.targets import TargetSelector
 from tests.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, shut_out
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
 from tests.replication.repairs import drain, order_maintenance, repair, repair_late
@@ -192,28 +192,6 @@ async def test_obstacles_are_shown_beside_the_possible_repairs(cluster: Cluster)
 
     assert [(r.replaced, r.target) for r in found.repairs] == [(B3, B4)]
     assert [(b.reason, b.until_ms) for b in found.plan.blocked] == [(Reason.MAINTENANCE, until_ms)]
-
-
-async def test_unreadable_metadata_is_an_obstacle(cluster: Cluster) -> None:
-    written = await cluster.write_ledger((B1, B2, B3))
-    await cluster.store.set(cluster.manager.path(LEDGER), b"nonsense", version=written.version)
-
-    found = await preview(cluster)
-
-    assert [b.reason for b in found.plan.blocked] == [Reason.CORRUPT_METADATA]
-
-
-async def test_denied_access_to_metadata_blocks_only_that_ledger(cluster: Cluster) -> None:
-    await cluster.write_ledger((B1, B2, B3))
-    path = cluster.manager.path(LEDGER)
-    shut_out(cluster.store, path)
-
-    found = await preview(cluster)
-
-    [blocked] = found.plan.blocked
-    assert blocked == Blocked(
-        reason=Reason.ACCESS_DENIED, facts=Facts(errors=(f"the ACL shuts us out (path={path})",))
-    )
 
 
 async def test_moves_are_shown_where_they_are_wanted(cluster: Cluster) -> None:

@@ -23,7 +23,6 @@ from tests.metric_changes import changes
 from tests.replication.cluster import (
     ENTRY_BYTES,
     PAYLOAD_BYTES,
-    WRONG_DIGEST,
     Cluster,
     queue_empty,
     shut_out,
@@ -38,11 +37,9 @@ from tests.replication.repairs import (
     assert_still_marked,
     blocked_by,
     lost_b2,
-    once_copied,
     open_ledger,
     repair,
     repair_with,
-    touch,
 )
 
 # --- Lost entries ---------------------------------------------------------------------------------
@@ -369,20 +366,6 @@ async def test_a_ledger_that_needs_no_copy_is_not_counted_as_copied() -> None:
     assert copied() == {}
 
 
-async def test_a_blocked_repair_is_a_try_that_waits() -> None:
-    cluster = await with_lost_b2(1, B1, B2, B3)
-    tries, copied = changes(*TRIES), changes(*COPIED)
-
-    async def has_been_tried() -> bool:
-        return bool(tries())
-
-    async with cluster.node() as node, working(node):
-        await until(cluster, has_been_tried)
-
-    assert tries() == {"waiting": 1}
-    assert copied() == {}
-
-
 @pytest.mark.parametrize("damage", ["lose", "corrupt"])
 async def test_reads_that_a_source_fails_are_counted_by_answer(damage: str) -> None:
     cluster = await cluster_with_ledger(write_quorum=3)
@@ -572,28 +555,6 @@ async def test_a_source_that_does_not_answer_keeps_the_mark() -> None:
 
     assert outcome.reason is Reason.NO_ANSWER
     await assert_still_marked(cluster)
-
-
-async def test_changed_metadata_does_not_cause_a_second_copy() -> None:
-    cluster = await lost_b2()
-    once_copied(cluster, lambda _: touch(cluster))
-
-    outcome = await repair(cluster)
-
-    assert outcome.kind is OutcomeKind.DONE
-    assert len(copies(cluster)) == 1, "the target has it already"
-    await cluster.assert_whole()
-
-
-async def test_if_no_digest_matches_nothing_is_written(cluster: Cluster) -> None:
-    """The key is suspected."""
-    await cluster.write_ledger((B1, B2, B3), digest=WRONG_DIGEST)
-    await cluster.kill(B2)
-
-    outcome = await repair(cluster)
-
-    assert outcome.reason is Reason.DIGEST_SUSPECT
-    assert not cluster.bookie(B4).entry_ids(LEDGER)
 
 
 @pytest.mark.parametrize("error", [BusyError, RejectedError], ids=["busy", "refuses"])

@@ -136,19 +136,6 @@ async def test_a_target_is_not_called_failed_while_this_process_lacks_a_file() -
     assert B4 in (await cluster.metadata()).bookies
 
 
-async def test_if_all_bookies_refuse_the_ledger_waits_for_a_target() -> None:
-    cluster = await lost_b2(B1, B2, B3, B4, B5)
-    for refusing in (B4, B5):
-        cluster.bookies.fail(refusing, Op.ADD, Fault(error=ReadOnlyError))
-
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
-
-    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
-    assert (Exclusion.REFUSED, 2) in (blocked_by(outcome).facts.excluded or ())
-    assert await cluster.ensembles() == [(B1, B2, B3)]
-
-
 async def test_a_failing_target_does_not_waste_the_others_copies() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4, B5, B6)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
@@ -411,8 +398,6 @@ async def test_the_reason_of_a_refusal_is_noted_with_the_ledger() -> None:
     blocked = blocked_by(outcome)
     assert all(demand in each.facts.errors for each in (blocked, *blocked.besides))
 
-
-# --- Repairs during which others write the metadata, the mark or the lock, or a reply is lost -----
 
 # --- Other writers of the metadata ----------------------------------------------------------------
 

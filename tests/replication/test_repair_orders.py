@@ -350,20 +350,6 @@ async def test_a_ledger_marked_for_a_returned_bookie_is_only_unmarked(cluster: C
     await cluster.assert_queue_empty()
 
 
-async def test_a_failing_target_does_not_harm_the_ledger() -> None:
-    """B4 fails: another one is chosen. The metadata stays until all is copied."""
-    cluster = await misplaced(B1, B2, B3, B4, B5)
-    cluster.bookie(B4).is_down = True
-
-    outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
-
-    [ensemble] = await cluster.ensembles()
-    assert outcome.kind is OutcomeKind.DONE
-    assert B4 not in ensemble
-    assert B5 in ensemble
-    await cluster.assert_whole()
-
-
 @pytest.mark.compat(
     "G18",
     verdict="better",

@@ -29,7 +29,8 @@ async def segments(cluster: Cluster) -> list[tuple[int, tuple[BookieId, ...]]]:
     return [(s.first_entry_id, s.ensemble) for s in (await cluster.metadata()).segments]
 
 
-async def test_a_segment_is_split_around_an_entry_without_copy(cluster: Cluster) -> None:
+async def test_a_segment_is_split_once_around_an_entry_without_copy(cluster: Cluster) -> None:
+    """The ledger is whole when the bookie returns."""
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
@@ -42,32 +43,17 @@ async def test_a_segment_is_split_around_an_entry_without_copy(cluster: Cluster)
     assert not cluster.violations
     await assert_still_marked(cluster)
 
+    before, copied_count = await cluster.manager.read(LEDGER), cluster.bookies.copied_count
+    again = await repair_late(cluster)
 
-async def test_the_metadata_is_split_once(cluster: Cluster) -> None:
-    await cluster.write_ledger((B1, B2))
-    cluster.bookie(B1).lose(LEDGER, 4)
-    await cluster.kill(B2)
-    await repair_late(cluster)
-    before = await cluster.manager.read(LEDGER)
-    copied_count = cluster.bookies.copied_count
-
-    outcome = await repair_late(cluster)
-
-    assert outcome.reason is Reason.NO_COPY
+    assert again.reason is Reason.NO_COPY
     assert (await cluster.manager.read(LEDGER)).version == before.version
     assert cluster.bookies.copied_count == copied_count
 
-
-async def test_the_ledger_is_whole_when_the_bookie_returns(cluster: Cluster) -> None:
-    await cluster.write_ledger((B1, B2))
-    cluster.bookie(B1).lose(LEDGER, 4)
-    await cluster.kill(B2)
-    await repair_late(cluster, local=B3)
     await cluster.revive(B2)
+    whole = await repair(cluster)
 
-    outcome = await repair(cluster)
-
-    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 1)
+    assert (whole.kind, whole.entry_count) == (OutcomeKind.DONE, 1)
     assert await segments(cluster) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
     await cluster.assert_whole()
     await cluster.assert_queue_empty()

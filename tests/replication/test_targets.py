@@ -156,14 +156,6 @@ async def test_a_bookie_with_space_again_is_a_target_again() -> None:
     assert shared.targets(seen).candidates[B1].free_bytes == 5 * GB
 
 
-async def test_a_refusal_of_one_ledger_does_not_exclude_the_bookie() -> None:
-    shared, seen = target_selector(), view()
-
-    shared.targets(seen, refused={B1})
-
-    assert not shared.targets(seen).barred
-
-
 async def test_target_local_excludes_others_except_in_place() -> None:
     found = target_selector(local=B1, is_local_only=True).targets(view(draining=[B2]))
 
@@ -193,14 +185,6 @@ async def test_each_rule_without_target_is_named_with_its_number() -> None:
         (Exclusion.DRAINING, 1),
     )
     assert exclusion_counts(target_selector().targets(view()), {B1}) is None, "others are left"
-
-
-def test_without_a_writable_bookie_no_rule_is_named() -> None:
-    placement = RandomPlacement(random.Random(1))
-
-    found = Targets(candidates={}, placement=placement)
-
-    assert exclusion_counts(found, ()) == ()
 
 
 # --- Copies for which their target has no space (rule S11) ----------------------------------------

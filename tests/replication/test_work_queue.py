@@ -22,7 +22,6 @@ from tests.replication.watched import settle
 MARK = PATHS.mark(LEDGER)
 LOCK = PATHS.lock(LEDGER)
 DIRECTORY = MARK.rpartition("/")[0]
-EXTRA = "/extra"
 SEED = 11
 
 

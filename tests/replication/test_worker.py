@@ -15,7 +15,7 @@ from ledgers.model import BookieId, LedgerState
 from ledgers.store import MetadataStore
 from replication import znodes
 from replication.copying import REPAIRED_BYTES, REPAIRED_ENTRIES
-from replication.history import Cause, CausedBy
+from replication.history import Cause
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Facts, Reason
 from replication.repair import DONE, waiting
@@ -507,18 +507,6 @@ LOST, DRAINED = Cause.LOST, Cause.DRAINED
 IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("all are short of room",))))
 
 
-def test_the_summary_is_logged_as_soon_as_no_ledger_is_left() -> None:
-    summary = Summary()
-    summary.add(DONE)
-    summary.add(IN_VAIN)
-
-    with capture_logs() as lines:
-        summary.tell_if_done()
-        summary.tell_if_done()
-
-    assert [(line["ledger_count"], line["deferred_count"]) for line in lines] == [(1, 1)]
-
-
 async def test_the_history_gets_the_counts_of_repairs_alone() -> None:
     history = MemoryHistory(LoopClock())
     summary = Summary(history)
@@ -533,20 +521,6 @@ async def test_the_history_gets_the_counts_of_repairs_alone() -> None:
     assert (event.ledger_count, event.entry_count, event.entry_bytes) == (2, 7, 70)
 
 
-async def test_repairs_of_a_loss_and_of_a_drain_are_told_apart() -> None:
-    history = MemoryHistory(LoopClock())
-    summary = Summary(history)
-    for cause, bookie in ((LOST, B1), (DRAINED, B3), (LOST, B2)):
-        summary.add(structs.replace(DONE, entry_count=2, caused_by=CausedBy(cause, (bookie,))))
-
-    summary.tell(at_work_count=0)
-
-    assert [(e.cause, e.bookies, e.ledger_count, e.entry_count) for e in history.events] == [
-        (LOST, (B1, B2), 2, 4),
-        (DRAINED, (B3,), 1, 2),
-    ]
-
-
 def test_repeated_deferrals_do_not_fill_the_log() -> None:
     summary = Summary()
 
@@ -558,13 +532,6 @@ def test_repeated_deferrals_do_not_fill_the_log() -> None:
 
         summary.tell(at_work_count=0)  # the interval is over
     assert [line["deferred_count"] for line in lines] == [100]
-
-
-def test_an_empty_summary_is_not_logged() -> None:
-    with capture_logs() as lines:
-        Summary().tell(at_work_count=3)
-
-    assert lines == []
 
 
 # --- Ledgers that need a bookie which accepts connections and never answers delay no other ledgers

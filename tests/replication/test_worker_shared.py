@@ -85,22 +85,6 @@ async def test_ledgers_that_the_leader_calls_urgent_come_first() -> None:
     assert list(asked)[:2] == [41, 17]
 
 
-async def test_ledgers_of_our_own_queue_are_repaired_too() -> None:
-    cluster = await with_lost_b2(6)
-    for ledger_id in (4, 5):
-        data = znodes.mark_to_bytes(Mark())
-        path = PATHS.private.mark(ledger_id)
-        await cluster.store.create(path, data, with_parents=True)
-    await cluster.store.delete(PATHS.mark(5))
-
-    async with cluster.node() as node, working(node):
-        await until(cluster, lambda: queue_empty(cluster))
-        await asyncio.sleep(1)
-        assert not await node.queue.is_marked(4)
-        assert not await node.queue.is_marked(5)
-    await cluster.assert_whole(*range(6))
-
-
 # --- The cost of looking --------------------------------------------------------------------------
 
 

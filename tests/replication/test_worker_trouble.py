@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -19,7 +18,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.model import BookieId, LedgerState
-from ledgers.store import Create, Delete, Operation, OperationResult
+from ledgers.store import Create, Delete, Operation
 from replication.backoff import PROBE_INTERVAL_S
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
@@ -45,9 +44,6 @@ from tests.replication.overload import overload, overloaded
 from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import lost_b2, open_ledger
 from tests.replication.watched import settle
-
-THREE = (B1, B2, B3)
-
 
 # --- Denied access --------------------------------------------------------------------------------
 
@@ -188,21 +184,6 @@ async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     await cluster.assert_whole(0, 1, 2, 4)
 
 
-async def test_a_lost_lock_costs_only_that_attempt() -> None:
-    cluster = await with_lost_b2(3)
-
-    async def lose_lock(transfer: Transfer) -> None:
-        if transfer.target is not None:
-            cluster.bookies.before_transfer = None
-            await cluster.store.delete(PATHS.lock(transfer.ledger_id))
-
-    cluster.bookies.before_transfer = lose_lock
-    async with cluster.node() as node, working(node):
-        await until(cluster, lambda: queue_empty(cluster))
-
-    await cluster.assert_whole(*range(3))
-
-
 @pytest.mark.compat(
     "TestReplicationWorker.testRWZKConnectionLostOnNonRecoverableZkError",
     verdict="better",
@@ -285,22 +266,6 @@ async def test_rule_s14_an_unknown_outcome_of_a_lease_ends_no_session(fault: Sto
             assert 1 in await cluster.marked()
 
             throttled.clear()
-            await until(cluster, lambda: queue_empty(cluster))
-    await cluster.assert_whole(*range(3))
-
-
-async def test_a_lease_refused_by_an_overloaded_server_is_retried() -> None:
-    cluster = await with_lost_b2(3)
-    async with cluster.node() as node:
-        multi, refusals = node.store.multi, [UnavailableError("ZooKeeper is overloaded")] * 5
-
-        async def refuse_at_first(operations: Sequence[Operation]) -> list[OperationResult]:
-            if refusals and any(isinstance(each, Create) for each in operations):
-                raise refusals.pop()
-            return await multi(operations)
-
-        node.store.multi = refuse_at_first  # type: ignore[method-assign]
-        async with working(node):
             await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole(*range(3))
 
@@ -465,18 +430,6 @@ async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
     await cluster.assert_whole()
 
 
-async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
-    cluster = await open_ledger()
-    await cluster.kill(B2)
-    async with cluster.node() as node:
-        refuse(node.store, writes_below(cluster.manager.path(LEDGER)), QuotaError)
-        async with working(node):
-            await asyncio.sleep(120)
-        (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
-
-    assert note.reason is Reason.WRITE_REFUSED
-
-
 @pytest.mark.parametrize("spare", [(), (B5,)], ids=["the lease is returned", "it is repaired"])
 async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
     spare: tuple[BookieId, ...],
@@ -576,17 +529,3 @@ async def test_each_try_is_noted() -> None:
     assert (first.tries, second.tries) == (1, 2)
     assert second.since_ms == first.since_ms
     assert second.next_try_ms > first.next_try_ms
-
-
-async def test_a_note_that_only_keeps_an_unproven_end_hides_no_reason() -> None:
-    cluster = await with_lost_b2(1)
-    async with cluster.node(journal=Journal(), settings=PATIENT) as node:
-        await node.note_unproven(0, Facts(errors=("why",)))
-        await node.notes.let_go(0, guards=[])
-        async with working(node):
-            await asyncio.sleep(5)
-        note = await node.notes.read(0)
-
-    assert note is not None
-    assert note.reason is Reason.JOURNAL
-    assert note.unproven is not None

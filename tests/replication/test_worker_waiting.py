@@ -312,20 +312,6 @@ async def start_movers(
 # --- Entries without a copy -----------------------------------------------------------------------
 
 
-async def test_an_entry_without_copy_is_noted_with_the_absent_bookies(cluster: Cluster) -> None:
-    await cluster.write_ledger((B1, B2), write_quorum=2)
-    await cluster.mark(B1, B2)
-    await cluster.kill(B1, B2)
-
-    async with cluster.node() as node, working(node):
-        await asyncio.sleep(3)
-        note = await node.notes.read(LEDGER)
-
-    assert note is not None
-    assert note.reason is Reason.NO_COPY
-    assert note.blocked.facts.absent == (B1, B2)
-
-
 async def test_an_entry_without_copy_is_the_first_reason_of_several() -> None:
     """The ledger is tried as often as for reasons that time may remove."""
     cluster = await Cluster.start(B1, B2, B3)
