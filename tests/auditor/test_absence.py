@@ -45,8 +45,6 @@ def test_a_request_ends_the_delay_of_bookies_absent_then() -> None:
     assert delay_left_s(since_s, now_s=1060.0, delay_s=600, overruled_s=1050.0) == {}
 
 
-# --- From one leader to the next ------------------------------------------------------------------
-
 WALL_MS = 1_700_000_000_000
 
 

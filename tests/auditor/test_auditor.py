@@ -400,9 +400,6 @@ async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
         assert leader.auditor.tracker.states.absent_since_s == {}
 
 
-# --- The periodic bookie check compares all ledgers with the registered bookies -------------------
-
-
 async def test_all_metadata_is_compared_with_the_bookies_periodically() -> None:
     cluster = await with_ledgers((B1, B2))
     settings = AuditorSettings(bookie_check_interval_s=100)

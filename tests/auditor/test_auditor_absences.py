@@ -236,9 +236,6 @@ async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_a
     assert since_ms[B1] >= ended_ms
 
 
-# --- The delay in force ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("znode", "source", "delay_s"),
     [
@@ -278,9 +275,6 @@ async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-# --- Many at once (rule S8) -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["available", "available/readonly"])
 async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -318,9 +312,6 @@ async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost() -> None:
 
         assert await cluster.marked() == []
         assert (await stored(cluster)).since_ms == {}
-
-
-# --- Absent again ---------------------------------------------------------------------------------
 
 
 async def mark_version(cluster: Cluster) -> int:

@@ -138,9 +138,7 @@ async def test_a_reformatted_bookie_waits_until_all_ledgers_are_known(
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(3600)):
         await asyncio.sleep(SOON_S)
-    await cluster.kill(B1)
-    await cluster.wipe(B1)
-    await cluster.revive(B1)
+    await cluster.reformat(B1)
     async with leading(cluster, "node-2", delayed(3600)) as leader:
         delay_reads(leader, monkeypatch)
         auditor = asyncio.create_task(leader.auditor.run())
@@ -202,9 +200,7 @@ async def lose(cluster: Cluster) -> None:
 
 
 async def wipe_b1(cluster: Cluster) -> None:
-    await cluster.kill(B1)
-    await cluster.wipe(B1)
-    await cluster.revive(B1)
+    await cluster.reformat(B1)
 
 
 async def lose_and_return(cluster: Cluster) -> None:
@@ -296,9 +292,7 @@ async def test_the_ledgers_of_a_reformatted_bookie_are_marked_once() -> None:
     async with auditing(cluster, settings=delayed(3600)):
         assert await marked_soon(cluster) == []
 
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        await cluster.revive(B1)
+        await cluster.reformat(B1)
         assert await marked_soon(cluster) == [0]
         assert await replicas(cluster, 0) == (B1,)
         await cluster.store.delete(PATHS.mark(0))  # as the worker that read it all
@@ -338,9 +332,7 @@ async def test_a_ledger_written_after_the_reformat_is_marked_too() -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.store.create(PATHS.disable)
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        await cluster.revive(B1)
+        await cluster.reformat(B1)
         for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
             versioned = await cluster.manager.read(ledger_id)
             await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
@@ -351,9 +343,7 @@ async def test_a_ledger_written_after_the_reformat_is_marked_too() -> None:
 
 async def reformat(cluster: Cluster, bookie: BookieId) -> None:
     """Reformat the bookie and wait until the auditor has handled it."""
-    await cluster.kill(bookie)
-    await cluster.wipe(bookie)
-    await cluster.revive(bookie)
+    await cluster.reformat(bookie)
     assert await marked_soon(cluster) == []
 
 
@@ -386,9 +376,7 @@ async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
     async with leading(cluster) as leader:
         await asyncio.sleep(SOON_S)
         await leader.auditor.run_once()
-        await cluster.kill(B3)
-        await cluster.wipe(B3)
-        await cluster.revive(B3)
+        await cluster.reformat(B3)
         await asyncio.sleep(SOON_S)
         await leader.auditor.run_once()
 
@@ -491,9 +479,7 @@ async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.mark(B2, ledger_id=0)
-        await cluster.kill(B2)
-        await cluster.wipe(B2)
-        await cluster.revive(B2)
+        await cluster.reformat(B2)
         await asyncio.sleep(SOON_S)
 
         stat = await cluster.store.exists(PATHS.mark(0))

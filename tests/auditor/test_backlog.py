@@ -3,7 +3,6 @@
 import asyncio
 import math
 import random
-import tracemalloc
 from array import array
 
 import pytest
@@ -133,22 +132,6 @@ async def test_the_times_of_marks_are_those_of_a_dictionary(
             times.set(ledger_id, expected[ledger_id])
         known = [ms for ms in expected.values() if ms < NO_TIME]
         assert times.oldest_ms() == min(known, default=None)
-
-
-async def test_a_mark_takes_few_bytes() -> None:
-    """A leader remembers up to 200,000 of them."""
-    count, times = 20_000, MarkTimes()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        await times.keep(array("q", range(count)))
-        for ledger_id in range(count):
-            times.set(ledger_id, 1_700_000_000_000 + ledger_id)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert after - before < 20 * count
 
 
 async def test_a_failed_measurement_is_repeated_and_the_end_clears_the_metrics() -> None:

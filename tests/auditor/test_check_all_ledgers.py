@@ -348,8 +348,7 @@ async def test_an_unresponsive_bookie_is_asked_only_sometimes() -> None:
 
 async def test_a_read_only_bookie_is_asked_like_any_other() -> None:
     cluster = await five_ledgers()
-    await cluster.unregister(B2)
-    await cluster.register(B2, is_read_only=True)
+    await cluster.register_again(B2, is_read_only=True)
     lose_first(cluster)
 
     assert (await look(cluster))["marked"] == 1

@@ -265,8 +265,6 @@ def test_millions_of_missing_entries_need_little_memory() -> None:
     )
 
 
-# --- The placement check --------------------------------------------------------------------------
-
 RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b"}
 """The racks of B6 and B7 are unknown."""
 CHECK = "AuditorPlacementPolicyCheckTest"

@@ -371,12 +371,6 @@ async def test_rule_s9_a_lost_reply_to_taking_the_lead_is_made_up_for(cluster: C
     await ours.end()
 
 
-async def test_without_an_election_no_node_leads() -> None:
-    cluster = Cluster()
-
-    assert await current_leader(cluster.store, PATHS) is None
-
-
 def test_votes_are_ordered_by_number_not_by_text() -> None:
     names = ["V_10000000000", "V_0000000009", "V_9999999999", "other"]
 

@@ -75,13 +75,6 @@ async def test_a_finding_can_be_read_by_all_nodes(cluster: Cluster) -> None:
     }
 
 
-async def test_two_first_findings_of_a_cluster_may_be_concurrent(cluster: Cluster) -> None:
-    async with finding(cluster) as findings:
-        await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in range(9)))
-
-    assert sorted(await read_findings(cluster.store, PATHS, range(9))) == list(range(9))
-
-
 async def test_a_deleted_directory_is_created_again(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(6, "fsck", {B1}, "missing")
@@ -308,8 +301,6 @@ async def test_denied_access_to_a_finding_hides_no_other(cluster: Cluster) -> No
     assert found[8].bookies == (B2,)
 
 
-# --- Damage of a ledger that Java's workers would see, and damage that they would not -------------
-
 ALL = frozenset({B1, B2, B3, B4})
 
 
@@ -403,22 +394,6 @@ def test_java_sees_all_copies_of_a_bookie_that_is_not_registered() -> None:
     damage = {B1: lacks(4), B2: lacks(4)}
 
     assert java_visibility(ONE, damage, registered={B2}) == visibility((B1,), (B2,))
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        pytest.param(visibility(visible=(B1,)), False, id="all is seen"),
-        pytest.param(visibility((B1,), (B2,)), True, id="some is"),
-        pytest.param(
-            visibility(), True, id="no bookie is at fault, and Java would find the ledger whole"
-        ),
-    ],
-)
-def test_damage_invisible_to_java_needs_a_mark_in_our_own_queue(
-    found: JavaVisibility, expected: bool
-) -> None:
-    assert found.needs_private_mark is expected
 
 
 # --- Findings of checks and fsck are repaired -----------------------------------------------------

@@ -172,9 +172,6 @@ async def test_findings_and_the_end_of_a_check_are_told() -> None:
     assert (finished.ledger_count, finished.counts["marked"]) == (2, 1)
 
 
-# --- Safety holds ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
@@ -215,8 +212,6 @@ async def test_the_beginning_of_an_operators_hold_is_the_order() -> None:
     assert (events[0].event.reason, events[1].event.cause) == ("network", "time")
 
 
-# --- Losses as values -----------------------------------------------------------------------------
-
 LOST = LossRecord(kind=LossKind.LOST, since_ms=1)
 ENDED = LossRecord(kind=LossKind.LOST, since_ms=1, ended_ms=2)
 REFORMATTED = LossRecord(kind=LossKind.REFORMATTED, since_ms=3)
@@ -244,18 +239,7 @@ def test_changes_of_losses_are_events(
     assert [event.kind for event in events] == ([] if kind is None else [kind])
 
 
-# --- Deleting -------------------------------------------------------------------------------------
-
 NOW_MS = 10 * KEPT_MS
-
-
-def test_old_segments_are_outdated() -> None:
-    segments = {
-        "old": Stat(version=1, mtime_ms=NOW_MS - KEPT_MS - 1),
-        "kept": Stat(version=1, mtime_ms=NOW_MS - KEPT_MS),
-    }
-
-    assert outdated(segments, now_ms=NOW_MS) == ["old"]
 
 
 def test_of_too_many_segments_the_oldest_are_outdated() -> None:

@@ -108,19 +108,6 @@ def test_it_agrees_with_a_simple_ledger_map(
         assert ledger_map.naming_count(bookie) == len(simple.naming(bookie))
 
 
-def test_reads_that_arrive_in_another_order_keep_the_newest() -> None:
-    ledger_map = LedgerMap()
-    newest = Stat(version=2, mzxid=20)
-
-    assert ledger_map.put(1, three(NAMES[:3]), newest)
-    assert not ledger_map.put(1, three(NAMES[3:]), Stat(version=1, mzxid=10))
-    assert not ledger_map.put(1, three(NAMES[3:]), newest)
-    assert not ledger_map.put_unreadable(1, newest)
-
-    assert list(ledger_map.naming_any([NAMES[0]])) == [1]
-    assert list(ledger_map.naming_any([NAMES[3]])) == []
-
-
 def test_a_readable_value_replaces_an_unreadable_one() -> None:
     """The version of the znode is the same."""
     ledger_map, stat = LedgerMap(), Stat(version=1, mzxid=10)
@@ -183,8 +170,6 @@ def test_ledgers_opened_since_a_change_count_come_in_their_order() -> None:
     assert ledger_map.opened_since(count) == [9, 4]
     assert ledger_map.opened_since(ledger_map.opened_count) == []
 
-
-# --- Writes of this node's own worker are not read again ------------------------------------------
 
 SEED_COUNT = 100
 

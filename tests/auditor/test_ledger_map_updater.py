@@ -46,12 +46,6 @@ async def test_all_ledgers_are_known_after_the_first_scan(layout: Layout) -> Non
         assert updater.take_touched() == set()
 
 
-async def test_a_cluster_without_ledgers_is_complete() -> None:
-    async with keeping(await with_ledgers(0)) as updater:
-        assert len(updater.ledger_map) == 0
-        assert updater.completed_count == 1
-
-
 @pytest.mark.parametrize("layout", list(Layout))
 async def test_changes_of_a_ledger_are_known_at_once(layout: Layout) -> None:
     ledgers = await with_ledgers(3, layout)

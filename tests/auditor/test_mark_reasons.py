@@ -86,27 +86,11 @@ async def test_the_leader_records_when_a_loss_begins_and_ends() -> None:
         assert await read_losses(cluster.store, PATHS) == {B1: lost(gone_ms, back_ms)}
 
 
-async def test_a_new_leader_keeps_the_recorded_losses() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster, "node-1"):
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        await asyncio.sleep(SOON_S)
-    noted = await read_losses(cluster.store, PATHS)
-    await asyncio.sleep(100)
-    async with auditing(cluster, "node-2"):
-        await asyncio.sleep(10)
-
-    assert await read_losses(cluster.store, PATHS) == noted
-
-
 async def test_a_reformatted_bookie_is_a_loss_of_another_kind() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        await cluster.revive(B1)
+        await cluster.reformat(B1)
         assert await marked_soon(cluster) == [0]
 
     causes = await read_losses(cluster.store, PATHS)

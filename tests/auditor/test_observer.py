@@ -152,9 +152,7 @@ async def order_hold(cluster: Cluster, hold: HoldOrder) -> None:
 
 
 async def reformat_one(cluster: Cluster) -> None:
-    await cluster.kill(B4)
-    await cluster.wipe(B4)
-    await cluster.revive(B4)
+    await cluster.reformat(B4)
 
 
 async def reformat_one_before_its_ledger_changes(cluster: Cluster) -> None:
@@ -347,18 +345,6 @@ async def test_an_absence_counts_from_the_first_look() -> None:
         ]
 
 
-async def test_an_operator_can_ask_to_treat_absent_bookies_as_lost() -> None:
-    cluster = await ring()
-    await set_delay(cluster, 100)
-    async with observing(cluster) as observer:
-        await cluster.kill(B1)
-        assert not (await look(cluster, observer)).would_mark
-
-        await set_delay(cluster, 100)
-
-        assert len((await look(cluster, observer)).would_mark) == 2
-
-
 async def test_absent_bookies_get_time_to_return_after_its_own_outage() -> None:
     cluster = await ring()
     outages = Outages(cluster.clock, return_s=60)
@@ -429,24 +415,6 @@ async def test_losses_marked_long_ago_cause_no_safety_hold() -> None:
     assert len(seen.would_mark) == 6
 
 
-async def test_an_operators_order_overrides_our_own_hold() -> None:
-    cluster = await ring()
-    async with observing(cluster) as observer:
-        await lose_all_but_two(cluster)
-        assert (await look(cluster, observer)).hold is not None
-
-        released = HoldOrder(since_ms=0, bookies=BOOKIES[:5], is_released=True)
-        await order_hold(cluster, released)
-        assert len((await look(cluster, observer)).would_mark) == 6
-
-        held = HoldOrder(since_ms=cluster.clock.wall_ms(), is_by_operator=True)
-        await order_hold(cluster, held)
-        seen = await look(cluster, observer)
-
-    assert seen.is_hold_ordered
-    assert not seen.would_mark
-
-
 async def test_changes_of_another_auditors_marks_are_followed() -> None:
     """Marks appear, grow and disappear."""
     cluster = await ring()
@@ -492,18 +460,6 @@ async def test_our_own_queue_is_counted_separately() -> None:
         seen = await look(cluster, observer)
 
     assert (seen.private.damaged, seen.private.others) == ((6,), (5,))
-
-
-async def test_an_unreadable_ledger_is_reported_and_others_are_judged() -> None:
-    cluster = await ring()
-    await cluster.store.set(cluster.manager.path(0), b"no metadata", version=-1)
-    async with observing(cluster) as observer:
-        await lose_one(cluster)
-
-        seen = await look(cluster, observer)
-
-    assert (seen.unreadable, seen.ledger_count) == ((0,), 7)
-    assert [each.ledger_id for each in seen.would_mark] == [1]
 
 
 # --- The values of observe mode -------------------------------------------------------------------

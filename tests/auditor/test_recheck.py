@@ -84,18 +84,6 @@ async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
     assert await cluster.marked() + await cluster.marked(PATHS.private) == [LEDGER]
 
 
-async def test_intact_copies_leave_nothing_behind() -> None:
-    cluster = await lost_b2_with_one_spare()
-    async with rechecking_node(cluster):
-        await repaired(cluster)
-        assert len(await records(cluster)) == 1
-
-        await asyncio.sleep(AFTER_S + 10)
-
-        assert await records(cluster) == []
-        assert await cluster.marked() == await cluster.marked(PATHS.private) == []
-
-
 async def test_copies_are_not_read_before_their_time() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):

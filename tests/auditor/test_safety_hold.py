@@ -295,9 +295,6 @@ def test_an_operators_expired_hold_says_nothing_of_the_bookies() -> None:
     assert not hold.is_by_operator
 
 
-# --- Bookies that count ---------------------------------------------------------------------------
-
-
 def test_bookies_in_maintenance_or_decommissioned_do_not_count() -> None:
     view = ClusterView(
         bookies=BookieView(

@@ -98,8 +98,3 @@ async def test_rule_s8_an_interrupted_listing_fails_the_scan(cluster: Cluster) -
 
     with pytest.raises(UnavailableError):
         await scanned(cluster, {B1})
-
-
-async def test_a_cluster_without_ledgers_is_scanned_in_no_time(cluster: Cluster) -> None:
-
-    assert await scanned(cluster, {B1}) == Scan()

@@ -118,6 +118,17 @@ class Cluster:
         await self.store.delete(f"{ROOT}/cookies/{bookie}")
         await self.store.create(f"{ROOT}/cookies/{bookie}")
 
+    async def reformat(self, *bookies: BookieId) -> None:
+        """Give these bookies new disks and let them return."""
+        for bookie in bookies:
+            await self.kill(bookie)
+            await self.wipe(bookie)
+            await self.revive(bookie)
+
+    async def register_again(self, bookie: BookieId, *, is_read_only: bool = False) -> None:
+        await self.unregister(bookie)
+        await self.register(bookie, is_read_only=is_read_only)
+
     # --- Ledgers ----------------------------------------------------------------------------------
 
     async def write_ledger(

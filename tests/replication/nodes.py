@@ -27,7 +27,7 @@ from replication.open_ledgers import OpenLedgers
 from replication.orders import OrderStore
 from replication.reasons import Blocked, Facts, Reason
 from replication.recent_copies import CopyRecorder
-from replication.repair import Repairer
+from replication.repair import Outcome, Repairer
 from replication.settings import ReplicationSettings
 from replication.targets import TargetSelector
 from replication.transactions import Batcher
@@ -89,6 +89,12 @@ class Node:
         lease = await self.queue.lease(await self.queued(ledger_id))
         assert lease is not None, ledger_id
         return lease
+
+    async def first_try(self, ledger_id: int = LEDGER) -> tuple[LedgerLease, Outcome]:
+        """Lease the ledger and repair it. An open ledger that lacks a bookie is then in its
+        grace."""
+        lease = await self.lease(ledger_id)
+        return lease, await self.repairer.repair(lease)
 
     async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
         found = await MarkTree(self.store, PATHS).read(ledger_id)

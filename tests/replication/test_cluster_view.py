@@ -90,9 +90,7 @@ async def test_each_registration_of_a_bookie_has_its_own_czxid(cluster: Cluster)
 async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported(cluster: Cluster) -> None:
     written = await cluster.write_ledger((B1, B2))
     stat = (await cluster.manager.read(written.ledger_id)).stat
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
 
     async with cluster.node() as node:
         assert node.views.current.initialised_after(stat.czxid) == {B2}
@@ -244,8 +242,6 @@ async def test_a_maintenance_may_end_while_the_view_is_read(cluster: Cluster) ->
     assert B1 in view.available
 
 
-# --- Ledgers that Pulsar isolates -----------------------------------------------------------------
-
 POLICY = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
 B8 = BookieId("b8:3181")
 GROUPS = {"a": (B1, B2, B3, B4), "b": (B5,), "c": (B6, B7)}
@@ -266,9 +262,6 @@ def metadata(custom: tuple[tuple[str, bytes], ...]) -> LedgerMetadata:
         custom=custom,
         segments=(Segment(first_entry_id=0, ensemble=(B1, B2, B3)),),
     )
-
-
-# --- The metadata ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -435,8 +428,7 @@ async def test_a_recovered_ledger_stays_in_the_groups() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
         outcome = await node.repairer.repair(lease, outcome.sighting)
 
     assert outcome.kind is OutcomeKind.DONE

@@ -40,9 +40,6 @@ def writes_of(cluster: Cluster, store: MemoryStore) -> list[Sequence[Operation]]
     return sent
 
 
-# --- Frozen: SIGSTOP, a long garbage collection of the hypervisor's -------------------------------
-
-
 class Freezer:
     """Suspends the first node that copies in the middle of its copy. Other nodes continue."""
 

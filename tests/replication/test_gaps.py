@@ -72,8 +72,7 @@ async def test_g9_an_earlier_segment_on_the_same_bookies_is_closed() -> None:
 @pytest.mark.compat("G10", verdict="better", why="a read-only bookie counts as registered")
 async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
-    await cluster.unregister(B2)
-    await cluster.register(B2, is_read_only=True)
+    await cluster.register_again(B2, is_read_only=True)
 
     outcome = await repair(cluster)
 

@@ -115,9 +115,7 @@ async def reformatted() -> Cluster:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3, B5), last=LAST)
     await cluster.mark(B2)
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
     return cluster
 
 

@@ -232,13 +232,9 @@ async def test_a_last_entry_that_all_its_bookies_deny_is_missing(
 async def test_a_read_only_bookie_of_an_open_ledger_is_not_missing(cluster: Cluster) -> None:
     await Ledger(is_open=True).write(cluster)
 
-    await cluster.unregister(B2)
-    await cluster.register(B2, is_read_only=True)
+    await cluster.register_again(B2, is_read_only=True)
 
     assert await missing(cluster) == {}
-
-
-# --- Cases of Java's tests of its ReplicationWorker that no other test of repairs covers ----------
 
 
 @pytest.mark.compat(

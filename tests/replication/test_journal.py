@@ -411,9 +411,6 @@ def test_a_line_cut_short_by_a_crash_spoils_no_later_line(tmp_path: Path) -> Non
     assert [record.after for record in read_journal(tmp_path, 1)] == [b"after"]
 
 
-# --- Passwords ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_folder_and_files_are_readable_by_their_owner_only(tmp_path: Path, umask: int) -> None:
     """Existing ones too."""

@@ -114,9 +114,6 @@ def test_ledgers_that_lost_copies_are_read_before_others() -> None:
     assert len(set(chosen)) == 10
 
 
-# --- The order ------------------------------------------------------------------------------------
-
-
 def due(
     ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5, is_loss: bool = True
 ) -> QueuedLedger:

@@ -177,9 +177,6 @@ def test_unknown_fields_are_ignored() -> None:
     assert WaitingNote.parse(json.dumps(record).encode()) == NOTE
 
 
-# --- The world ------------------------------------------------------------------------------------
-
-
 def registered(**czxids: int) -> BookieView:
     bookies = {BookieId(f"{name}:3181"): czxid for name, czxid in czxids.items()}
     return BookieView(
@@ -252,9 +249,6 @@ def test_orders_that_may_block_belong_to_the_fingerprint(orders: Orders, is_anot
     ) is is_another
 
 
-# --- Absence --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("bookies", "facts"),
     [
@@ -297,10 +291,7 @@ async def whole_but_unproven() -> Cluster:
     )
     for entry_id in range(4):
         cluster.put(LEDGER, entry_id, *THREE, lac=-1)
-    for bookie in (B1, B2):
-        await cluster.kill(bookie)
-        await cluster.wipe(bookie)
-        await cluster.revive(bookie)
+    await cluster.reformat(B1, B2)
     await cluster.mark()
     return cluster
 
@@ -555,9 +546,6 @@ def test_tries_that_failed_for_the_same_reason_are_counted(
     assert deferred().tries_for(reason, fingerprint=fingerprint) == tries
 
 
-# --- The list of a worker -------------------------------------------------------------------------
-
-
 @pytest.mark.compat(
     "G13",
     verdict="better",
@@ -588,8 +576,6 @@ async def test_ledgers_due_long_ago_are_forgotten(after_s: float, is_kept: bool)
 
         assert (LEDGER in waiting._deferrals) is is_kept
 
-
-# --- One reason is reported if several block a ledger ---------------------------------------------
 
 AWAY = Blocked(reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B1,)), until_ms=5)
 NOBODY = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B2), until_ms=9)

@@ -121,9 +121,6 @@ def test_rule_s4_fragments_close_once_the_lac_is_beyond_them(lac: int, closed: l
     assert [f.is_closed for f in fragments(7, metadata(), lac=lac)] == closed
 
 
-# --- Proving the end ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("available", "quorums", "wanted"),
     [

@@ -338,9 +338,6 @@ def test_the_size_of_a_copy_is_estimated_by_the_ledgers_length() -> None:
     assert repair.byte_count == 7 * (32 + 4 + 100)
 
 
-# --- Plans for fragments that are not closed ------------------------------------------------------
-
-
 OPEN_AFTER_A_CHANGE = LedgerMetadata(
     ensemble_size=3,
     write_quorum=2,

@@ -149,9 +149,7 @@ async def test_it_tells_where_the_end_may_not_be_provable(
     for entry_id in range(3):
         cluster.put(LEDGER, entry_id, B1, B2, B3, lac=-1)
     for bookie in wiped:
-        await cluster.kill(bookie)
-        await cluster.wipe(bookie)
-        await cluster.revive(bookie)
+        await cluster.reformat(bookie)
     await cluster.kill(*away)
 
     (blocked,) = (await preview(cluster)).plan.blocked

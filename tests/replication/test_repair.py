@@ -186,8 +186,7 @@ async def test_a_whole_ledger_is_only_unmarked(cluster: Cluster) -> None:
 
 async def test_a_read_only_bookie_is_a_source_and_not_lost(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
-    await cluster.unregister(B1)
-    await cluster.register(B1, is_read_only=True)
+    await cluster.register_again(B1, is_read_only=True)
     await cluster.kill(B2)
 
     assert (await repair(cluster)).kind is OutcomeKind.DONE
@@ -287,9 +286,6 @@ async def test_metadata_keeps_its_version(cluster: Cluster, version: int) -> Non
     assert after.metadata.metadata_version == version
     assert parse_metadata(serialize_metadata(after.metadata)) == after.metadata
     await cluster.assert_whole()
-
-
-# --- Missing copies -------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -461,8 +457,7 @@ async def test_an_open_ledger_is_not_recovered_without_a_record() -> None:
     before = await cluster.manager.read(LEDGER)
 
     async with cluster.node(journal=full) as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.reason is Reason.JOURNAL

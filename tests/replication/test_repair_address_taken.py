@@ -246,9 +246,6 @@ async def test_bookies_are_seen_although_this_process_can_look_up_no_name(cluste
         assert node.views.current.available == frozenset(BOOKIES) - {B1}
 
 
-# --- By hand --------------------------------------------------------------------------------------
-
-
 async def test_a_close_by_hand_does_not_trust_a_newcomer() -> None:
     cluster = await with_newcomer()
     is_slow(cluster, B2)
@@ -260,9 +257,6 @@ async def test_a_close_by_hand_does_not_trust_a_newcomer() -> None:
 
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
-
-
-# --- Two ids at one address -----------------------------------------------------------------------
 
 
 async def test_a_bookie_whose_address_was_taken_over_is_not_used(cluster: Cluster) -> None:

@@ -110,8 +110,7 @@ async def test_rule_s11_an_unresponsive_bookie_may_be_the_next_target() -> None:
     cluster.bookies.fail(B4, Op.ADD, Fault(error=UnavailableError))
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
         assert outcome.reason is Reason.NO_TARGET
 
         cluster.bookies.stop_failing(B4, Op.ADD)
@@ -126,8 +125,7 @@ async def test_a_target_is_not_called_failed_while_this_process_lacks_a_file() -
     cluster.bookies.fail(B4, Op.ADD, Fault(error=LocalLimitError))
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        waits = await node.repairer.repair(lease)
+        lease, waits = await node.first_try()
         cluster.bookies.stop_failing(B4, Op.ADD)
         outcome = await node.repairer.repair(lease)
 
@@ -347,8 +345,7 @@ async def test_a_bookie_that_registers_again_is_asked_at_once() -> None:
         lease = await learn(node, 1)
 
         answer_again(cluster, B4)
-        await cluster.unregister(B4)
-        await cluster.register(B4)
+        await cluster.register_again(B4)
         await settle()
         outcome = await node.repairer.repair(lease)
 

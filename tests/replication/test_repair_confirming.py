@@ -31,9 +31,6 @@ def is_blind(node: Node) -> None:
     node.views._try = unread  # type: ignore[method-assign]
 
 
-# --- Targets --------------------------------------------------------------------------------------
-
-
 async def test_a_target_reformatted_during_our_suspension_is_not_named() -> None:
     cluster = await lost_b2()
     async with cluster.node() as node:
@@ -256,8 +253,7 @@ async def test_a_bookie_that_may_have_been_missed_is_believed_in_a_recovery() ->
     await cluster.kill(B1)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        grace = await node.repairer.repair(lease)
+        lease, grace = await node.first_try()
         await node.repairer.repair(lease, grace.sighting)
 
     assert (await cluster.metadata()).last_entry_id == 9

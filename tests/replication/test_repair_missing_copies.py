@@ -314,9 +314,6 @@ async def test_target_local_leaves_no_other_choice(
     assert cluster.bookies.targets == ([local] if reason is None else [])
 
 
-# --- Disks in trouble -----------------------------------------------------------------------------
-
-
 async def test_rule_s15_entries_a_bookie_cannot_read_are_moved(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
@@ -378,8 +375,7 @@ async def test_they_are_remembered_from_one_try_to_the_next() -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B3).lose(LEDGER, 4)
     await cluster.kill(B2)
-    await cluster.unregister(B3)
-    await cluster.register(B3, is_read_only=True)  # so that it may not be given what it lacks
+    await cluster.register_again(B3, is_read_only=True)  # so that it may not be given what it lacks
     await cluster.mark()
     async with cluster.node() as node:
         outcomes, found = [], set[BookieId]()
@@ -387,8 +383,7 @@ async def test_they_are_remembered_from_one_try_to_the_next() -> None:
             lease = await leased(node, found)
             outcomes.append(await node.repairer.repair(lease))
             await node.queue.release(lease)
-        await cluster.unregister(B3)
-        await cluster.register(B3)
+        await cluster.register_again(B3)
         await asyncio.sleep(1)
         outcomes.append(await node.repairer.repair(await leased(node, found)))
 
@@ -418,8 +413,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     for entry_id in range(1, 199):
         cluster.bookie(B3).lose(LEDGER, entry_id)
     await cluster.kill(B2)
-    await cluster.unregister(B3)
-    await cluster.register(B3, is_read_only=True)
+    await cluster.register_again(B3, is_read_only=True)
     if is_own:
         mark = znodes.mark_to_bytes(znodes.Mark(replicas=(B2,), ctime_ms=1))
         path = PATHS.private.mark(LEDGER)
@@ -430,8 +424,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
 
 
 async def assert_repaired_once_possible(cluster: Cluster) -> None:
-    await cluster.unregister(B3)
-    await cluster.register(B3)
+    await cluster.register_again(B3)
     async with cluster.node("last") as node, working(node):
         await asyncio.sleep(60)
     await cluster.assert_queue_empty()

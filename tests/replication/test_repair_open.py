@@ -32,8 +32,7 @@ from tests.replication.watched import settle
 
 async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
     """Repair as the worker does, without the waiting."""
-    lease = await node.lease()
-    outcome = await node.repairer.repair(lease)
+    lease, outcome = await node.first_try()
     for _ in range(grace_count):
         outcome = await node.repairer.repair(lease, outcome.sighting)
     return outcome
@@ -125,8 +124,7 @@ async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         versioned = await cluster.manager.read(LEDGER)
         changed = versioned.metadata.with_segment(Segment(first_entry_id=10, ensemble=(B1, B4, B3)))
         await cluster.manager.write(LEDGER, changed, read_as=versioned)
@@ -170,8 +168,7 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
         first, last = await cluster.ensembles()
 
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
@@ -231,8 +228,7 @@ async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
     await cluster.unregister(B2)  # ZooKeeper lost sight of it, the writer did not
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
         for entry_id in range(10, 9 + GRACES_MAX):
             last_entry(cluster, entry_id)
             outcome = await node.repairer.repair(lease, outcome.sighting)
@@ -266,8 +262,7 @@ async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         versioned = await cluster.manager.read(LEDGER)
         closed = versioned.metadata.closed(last_entry_id=9, length=100)
         await cluster.manager.write(LEDGER, closed, read_as=versioned)
@@ -283,8 +278,7 @@ async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         await cluster.manager.delete(LEDGER, version=0)
 
         outcome = await node.repairer.repair(lease, first.sighting)
@@ -311,8 +305,7 @@ async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
         return NO_FAULT
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         cluster.bookies.faults = meanwhile
         await node.repairer.repair(lease, first.sighting)
         assert returning
@@ -338,8 +331,7 @@ async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
         cluster.bookies.fail(B3, op, Fault(error=UnavailableError))
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
         assert blocked_by(outcome).facts.unresponsive == (B3,)
 
@@ -354,8 +346,7 @@ async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         fenced = watch_fencing(cluster)
         inner = cluster.bookies.read
 
@@ -421,8 +412,7 @@ async def test_a_hold_that_begins_during_the_grace_prevents_fencing() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         assert first.reason is Reason.OPEN_LEDGER_GRACE
         await hold(cluster)
         await asyncio.sleep(1)
@@ -505,8 +495,7 @@ async def test_a_failed_recovery_is_completed_by_its_bookies_return() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         failed = await node.repairer.repair(lease, first.sighting)
         assert failed.reason is Reason.NO_COVERAGE
         for bookie in (B2, B3):
@@ -557,9 +546,7 @@ async def test_rule_s16_a_drain_without_fence_order_leaves_it_too() -> None:
 async def test_a_recovery_with_an_unprovable_end_needs_an_operator() -> None:
     cluster = await begun()
     for bookie in (B1, B2):
-        await cluster.kill(bookie)
-        await cluster.wipe(bookie)
-        await cluster.revive(bookie)
+        await cluster.reformat(bookie)
         for entry_id in range(10):
             cluster.put(LEDGER, entry_id, bookie)
     fenced = watch_fencing(cluster)

@@ -135,8 +135,7 @@ async def test_rule_s16_with_the_order_it_is_fenced_after_the_grace(
     await drain(cluster, B2, may_fence=True)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
 
         assert (first.kind, first.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
         assert blocked_by(first).facts.draining == (B2,)
@@ -254,8 +253,7 @@ async def test_an_open_ledger_is_not_fenced_before_its_window_ends(cluster: Clus
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        absent = await node.repairer.repair(lease)
+        lease, absent = await node.first_try()
 
         assert (absent.kind, absent.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
         assert blocked_by(absent).until_ms == until_ms

@@ -29,8 +29,7 @@ async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
     await cluster.kill(B2, B3)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         failed = await node.repairer.repair(lease, first.sighting)
 
         assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.NO_COVERAGE)
@@ -54,8 +53,7 @@ async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
     cluster.bookie(B3).is_down = True
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         failed = await node.repairer.repair(lease, first.sighting)
 
     assert failed.reason is Reason.RECOVERY_FAILED
@@ -65,9 +63,7 @@ async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
     """The recovery may be tried any number of times."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
     await cluster.kill(B1)
 
     async with cluster.node() as node:
@@ -100,8 +96,7 @@ async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
     await cluster.mark(B1, B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         failed = await node.repairer.repair(lease, first.sighting)
 
     assert failed.reason is Reason.END_UNPROVEN
@@ -113,8 +108,7 @@ async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        first = await node.repairer.repair(lease)
+        lease, first = await node.first_try()
         await cluster.store.delete(PATHS.lock(LEDGER))
 
         with pytest.raises(LockLostError):
@@ -130,13 +124,10 @@ async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
     """The open fragment is not fenced."""
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        outcome = await node.repairer.repair(lease)
+        lease, outcome = await node.first_try()
 
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
         assert fenced == []
@@ -213,9 +204,7 @@ async def test_rule_s12_open_members_get_no_copies_in_place() -> None:
 async def lose_tail(cluster: Cluster, *bookies: BookieId) -> None:
     """Reformat these bookies at a time at which no auditor marks their ledgers."""
     for bookie in bookies:
-        await cluster.kill(bookie)
-        await cluster.wipe(bookie)
-        await cluster.revive(bookie)
+        await cluster.reformat(bookie)
 
 
 async def unconfirmed_ledger(
@@ -246,8 +235,7 @@ async def test_the_last_copies_are_saved_if_no_end_can_be_proven() -> None:
     await lose_tail(cluster, B1, B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        failed = await node.repairer.repair(lease)
+        lease, failed = await node.first_try()
         assert failed.reason is Reason.END_UNPROVEN
         assert "0 to 3 remain" in blocked_by(failed).facts.errors[0]
 
@@ -291,8 +279,7 @@ async def test_an_entry_on_too_few_bookies_is_saved_after_the_grace() -> None:
     await lose_tail(cluster, B1, B2)
 
     async with cluster.node() as node:
-        lease = await node.lease()
-        waits = await node.repairer.repair(lease)
+        lease, waits = await node.first_try()
         assert waits.reason is Reason.OPEN_LEDGER_GRACE
         assert (blocked_by(waits).facts.entry_ids, blocked_by(waits).facts.lacking) == (
             (0,),

@@ -76,9 +76,6 @@ async def test_later_writes_are_not_undone_without_force() -> None:
     assert (await undoing.read()).data == undoing.records[0].before
 
 
-# --- Of another cluster ---------------------------------------------------------------------------
-
-
 async def test_another_clusters_metadata_is_not_restored_even_by_force() -> None:
     undoing = await repaired()
     before = await undoing.read()
@@ -193,15 +190,11 @@ async def test_a_deleted_ledger_is_not_created_again() -> None:
         await undoing.undo(undoing.records[0])
 
 
-# --- Restored metadata may name lost copies -------------------------------------------------------
-
 # --- The bookies ----------------------------------------------------------------------------------
 
 
 async def reformatted(cluster: Cluster) -> None:
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
 
 
 async def decommissioned(cluster: Cluster) -> None:

@@ -245,8 +245,6 @@ async def test_the_disable_switch_and_marks_are_read_as_they_are(
         assert await node.queue.is_marked(LEDGER)
 
 
-# --- The waiting note -----------------------------------------------------------------------------
-
 NOTE = WaitingNote(
     ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
 )

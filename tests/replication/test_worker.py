@@ -154,9 +154,6 @@ async def test_a_ledger_marked_again_during_its_repair_is_leased_again() -> None
     await cluster.assert_whole(0)
 
 
-# --- The grace ------------------------------------------------------------------------------------
-
-
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldReplicateTheLedgersAfterTimeoutIfLastFragmentIsUR",
     verdict="better",
@@ -391,8 +388,6 @@ async def test_an_open_ledger_grace_that_is_applied_counts_for_the_next_ledger()
         assert await until(cluster, lambda: queue_empty(cluster)) < 50
 
 
-# --- Ledgers that lost copies do not wait behind ledgers that did not -----------------------------
-
 SLOTS = 4
 DRAINING_COUNT = 2 * SLOTS * (1 + LATE_TIMES_MAX)
 """More than there are places, and loans of them."""
@@ -450,8 +445,6 @@ async def test_the_other_slots_are_used_again_when_they_are_free() -> None:
     assert marked == [0]
 
 
-# --- The worker polls the queue soon after an event, and seldom without events --------------------
-
 FOREIGN = 1
 """A ledger leased by another node. Its mark keeps the directories, so no event reports others."""
 LOST = 2
@@ -501,8 +494,6 @@ async def test_a_worker_without_events_looks_as_seldom_as_configured() -> None:
         assert node.store.request_count - before < 10 * 20
 
 
-# --- The summary of repairs in a worker's log, and how often it is logged -------------------------
-
 LOST, DRAINED = Cause.LOST, Cause.DRAINED
 IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("all are short of room",))))
 
@@ -533,8 +524,6 @@ def test_repeated_deferrals_do_not_fill_the_log() -> None:
         summary.tell(at_work_count=0)  # the interval is over
     assert [line["deferred_count"] for line in lines] == [100]
 
-
-# --- Ledgers that need a bookie which accepts connections and never answers delay no other ledgers
 
 OPEN_LEDGERS = 100
 PLACES = 8

@@ -194,9 +194,6 @@ async def test_many_repairs_make_one_log_line(monkeypatch: pytest.MonkeyPatch) -
     assert [(entry["event"], entry["ledger_count"]) for entry in told] == [("ledgers.repaired", 30)]
 
 
-# --- The switch -----------------------------------------------------------------------------------
-
-
 async def test_waiting_locks_are_not_requested_once_disabled() -> None:
     cluster = await with_lost_b2(100)
     cluster.bookies.before_transfer = copy_for_a_second

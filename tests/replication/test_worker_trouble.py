@@ -103,9 +103,6 @@ async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> Non
     assert set(await cluster.marked()) <= ({1} if path == PATHS.waiting_note(1) else set())
 
 
-# --- The switch -----------------------------------------------------------------------------------
-
-
 @pytest.mark.compat(
     "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
     verdict="other",

@@ -309,9 +309,6 @@ async def start_movers(
     await stack.enter_async_context(working(node))
 
 
-# --- Entries without a copy -----------------------------------------------------------------------
-
-
 async def test_an_entry_without_copy_is_the_first_reason_of_several() -> None:
     """The ledger is tried as often as for reasons that time may remove."""
     cluster = await Cluster.start(B1, B2, B3)
@@ -330,8 +327,6 @@ async def test_an_entry_without_copy_is_the_first_reason_of_several() -> None:
     assert len(times_s) >= 4
 
 
-# --- Notes of a ledger that waits for its grace under a worker's lock -----------------------------
-
 SETTINGS = ReplicationSettings()
 
 
@@ -339,9 +334,7 @@ async def unprovable_ledger() -> Cluster:
     """Return a ledger of which one bookie is lost for ever and one returned reformatted."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
+    await cluster.reformat(B2)
     await cluster.kill(B1)
     return cluster
 
@@ -427,9 +420,6 @@ async def test_too_many_lost_bookies_are_noted_until_one_returns() -> None:
     assert (await cluster.metadata()).last_entry_id == 9
 
 
-# --- A known end without targets ------------------------------------------------------------------
-
-
 async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
     """Return a ledger whose entries must be on all three bookies. One is absent or refuses adds,
     and there is no fourth."""
@@ -471,9 +461,6 @@ async def test_missing_targets_are_noted_until_one_appears(
     assert f"{B3}: " in facts.errors[0]
     assert (facts.ack_quorum, facts.excluded, facts.absent) == (3, excluded, absent)
     assert (await cluster.metadata()).last_entry_id == 9
-
-
-# --- Until when -----------------------------------------------------------------------------------
 
 
 async def test_the_end_of_the_grace_is_noted_and_binds_no_node() -> None:

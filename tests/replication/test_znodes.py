@@ -287,17 +287,12 @@ def test_every_truncation_of_a_mark_is_read_or_refused(case: Case) -> None:
         assert set(mark.replicas) <= set(case["fields"]["replicas"])
 
 
-# --- Our own records below bookmender, the znodes of the tree, and the lists for people -----------
-
 NOTE = WaitingNote(
     ledger_id=LEDGER,
     blocked=Blocked(reason=Reason.NO_COPY, facts=Facts(errors=("all gone",))),
     node="host-a",
     since_ms=5,
 )
-
-
-# --- The tree -------------------------------------------------------------------------------------
 
 
 async def test_preparing_the_tree_is_idempotent_and_suits_java() -> None:
