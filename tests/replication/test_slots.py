@@ -5,56 +5,46 @@ import asyncio
 import pytest
 
 from replication.slots import LATE_TIMES_MAX, Slots, kept_for_losses
-from tests.virtual_time import run
 
 
-def test_a_slot_is_lent_after_the_wait_and_acquired_again_later() -> None:
-    async def scenario() -> None:
-        slots = Slots(1)
-        await slots.acquire()
+async def test_a_slot_is_lent_after_the_wait_and_acquired_again_later() -> None:
+    slots = Slots(1)
+    await slots.acquire()
 
-        async with slots.lent_after(1.0):
-            await asyncio.sleep(0.9)
-            assert slots.lent_count == 0
-            await slots.acquire()  # waits for the loan
-            assert now_s() == 1.0
-            slots.release()
-            assert slots.lent_count == 1
-
+    async with slots.lent_after(1.0):
+        await asyncio.sleep(0.9)
         assert slots.lent_count == 0
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(slots.acquire(), 100)
-
-    run(scenario())
-
-
-def test_a_slot_is_not_lent_if_the_work_ends_in_time() -> None:
-    async def scenario() -> None:
-        slots = Slots(1)
-        await slots.acquire()
-
-        async with slots.lent_after(1.0):
-            await asyncio.sleep(0.9)
-        await asyncio.sleep(10)
-
-        assert slots.lent_count == 0
+        await slots.acquire()  # waits for the loan
+        assert now_s() == 1.0
         slots.release()
-        await slots.wait_free()
+        assert slots.lent_count == 1
 
-    run(scenario())
+    assert slots.lent_count == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(slots.acquire(), 100)
 
 
-def test_the_lender_gets_a_slot_again_when_one_is_free() -> None:
-    async def scenario() -> None:
-        slots = Slots(1)
+async def test_a_slot_is_not_lent_if_the_work_ends_in_time() -> None:
+    slots = Slots(1)
+    await slots.acquire()
+
+    async with slots.lent_after(1.0):
+        await asyncio.sleep(0.9)
+    await asyncio.sleep(10)
+
+    assert slots.lent_count == 0
+    slots.release()
+    await slots.wait_free()
+
+
+async def test_the_lender_gets_a_slot_again_when_one_is_free() -> None:
+    slots = Slots(1)
+    await slots.acquire()
+    async with slots.lent():
         await slots.acquire()
-        async with slots.lent():
-            await slots.acquire()
-            asyncio.get_running_loop().call_later(5, slots.release)
+        asyncio.get_running_loop().call_later(5, slots.release)
 
-        assert now_s() == 5
-
-    run(scenario())
+    assert now_s() == 5
 
 
 @pytest.mark.parametrize(
@@ -65,94 +55,79 @@ def test_the_lender_gets_a_slot_again_when_one_is_free() -> None:
         pytest.param((), 10.0, id="no slot is returned"),
     ],
 )
-def test_when_all_slots_are_used_half_of_them_are_waited_for(
+async def test_when_all_slots_are_used_half_of_them_are_waited_for(
     given_back: tuple[float, ...], waited_s: float
 ) -> None:
-    async def scenario() -> None:
-        slots = Slots(4)
-        for _ in range(4):
-            await slots.acquire()
-        for at_s in given_back:
-            asyncio.get_running_loop().call_later(at_s, slots.release)
+    slots = Slots(4)
+    for _ in range(4):
+        await slots.acquire()
+    for at_s in given_back:
+        asyncio.get_running_loop().call_later(at_s, slots.release)
 
-        await slots.wait_half_free(10.0)
+    await slots.wait_half_free(10.0)
 
-        assert now_s() == waited_s
-
-    run(scenario())
+    assert now_s() == waited_s
 
 
-def test_while_a_slot_is_free_no_others_are_waited_for() -> None:
-    async def scenario() -> None:
-        slots = Slots(4)
-        for _ in range(3):
-            await slots.acquire()
+async def test_while_a_slot_is_free_no_others_are_waited_for() -> None:
+    slots = Slots(4)
+    for _ in range(3):
+        await slots.acquire()
 
-        await slots.wait_half_free(10.0)
+    await slots.wait_half_free(10.0)
 
-        assert now_s() == 0
-
-    run(scenario())
+    assert now_s() == 0
 
 
-def test_the_number_of_lent_slots_is_bounded() -> None:
+async def test_the_number_of_lent_slots_is_bounded() -> None:
     async def be_long(slots: Slots) -> None:
         await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
         slots.release()
 
-    async def scenario() -> None:
-        slots = Slots(2)
-        waiting = [asyncio.ensure_future(be_long(slots)) for _ in range(100)]
-        await asyncio.sleep(500)
-        assert slots.lent_count == 2 * LATE_TIMES_MAX
-        await asyncio.gather(*waiting)
-        assert slots.lent_count == 0
-
-    run(scenario())
+    slots = Slots(2)
+    waiting = [asyncio.ensure_future(be_long(slots)) for _ in range(100)]
+    await asyncio.sleep(500)
+    assert slots.lent_count == 2 * LATE_TIMES_MAX
+    await asyncio.gather(*waiting)
+    assert slots.lent_count == 0
 
 
-def test_inner_slots_leave_some_outer_ones_free_even_when_lent() -> None:
+async def test_inner_slots_leave_some_outer_ones_free_even_when_lent() -> None:
     async def be_long(slots: Slots) -> None:
         await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
         slots.release()
 
-    async def scenario() -> None:
-        slots = Slots(4)
-        inner = Slots(3, within=slots)
-        waiting = [asyncio.ensure_future(be_long(inner)) for _ in range(100)]
-        await asyncio.sleep(500)
+    slots = Slots(4)
+    inner = Slots(3, within=slots)
+    waiting = [asyncio.ensure_future(be_long(inner)) for _ in range(100)]
+    await asyncio.sleep(500)
 
-        assert inner.is_full
-        assert slots.lent_count == inner.lent_count == 3 * LATE_TIMES_MAX
-        await asyncio.wait_for(slots.acquire(), 1)
-        assert slots.is_full
-        slots.release()
+    assert inner.is_full
+    assert slots.lent_count == inner.lent_count == 3 * LATE_TIMES_MAX
+    await asyncio.wait_for(slots.acquire(), 1)
+    assert slots.is_full
+    slots.release()
 
-        await asyncio.gather(*waiting)
-        assert slots.lent_count == inner.lent_count == 0
-
-    run(scenario())
+    await asyncio.gather(*waiting)
+    assert slots.lent_count == inner.lent_count == 0
 
 
-def test_inner_slots_count_among_the_outer_ones() -> None:
-    async def scenario() -> None:
-        slots = Slots(4)
-        inner = Slots(3, within=slots)
-        for _ in range(3):
-            await slots.acquire()
-        await inner.acquire()
+async def test_inner_slots_count_among_the_outer_ones() -> None:
+    slots = Slots(4)
+    inner = Slots(3, within=slots)
+    for _ in range(3):
+        await slots.acquire()
+    await inner.acquire()
 
-        assert slots.is_full
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(inner.acquire(), 100)
-        inner.release()
-        await asyncio.wait_for(inner.acquire(), 1)
-
-    run(scenario())
+    assert slots.is_full
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(inner.acquire(), 100)
+    inner.release()
+    await asyncio.wait_for(inner.acquire(), 1)
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, 0), (2, 1), (4, 1), (7, 1), (8, 2), (128, 32)])

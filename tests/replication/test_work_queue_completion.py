@@ -1,6 +1,8 @@
 """The end of a lease: the ledger is completed, or returned."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import combinations
 
@@ -290,12 +292,16 @@ def ignore(text: str) -> None:
     raise AssertionError(text)
 
 
+def locked_by_us(
+    cluster: Cluster, tell: Callable[[str], None] = ignore
+) -> AbstractAsyncContextManager[object]:
+    return locked(LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=tell)
+
+
 async def test_it_works_where_no_node_has_ever_run() -> None:
     cluster = Cluster()
 
-    async with locked(
-        LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-    ):
+    async with locked_by_us(cluster):
         assert await locked_ledger_ids(cluster.store, PATHS) == {LEDGER}
 
     assert await locked_ledger_ids(cluster.store, PATHS) == set()
@@ -306,9 +312,7 @@ async def test_it_is_not_stolen_from_its_owner(cluster: Cluster) -> None:
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     with pytest.raises(LockedError, match="host-b is at work on it"):
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-        ):
+        async with locked_by_us(cluster):
             raise AssertionError("it was given")
 
     assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-b"
@@ -321,9 +325,7 @@ async def test_the_work_counts_although_the_lock_cannot_be_deleted(
     """The lock ends with the session."""
 
     async def fail() -> None:
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-        ):
+        async with locked_by_us(cluster):
             refuse(cluster.store, lambda each: isinstance(each, Delete), error)
             raise ZeroDivisionError
 
@@ -341,9 +343,7 @@ async def test_the_owner_is_waited_for_within_bounds(cluster: Cluster) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-        ):
+        async with locked_by_us(cluster):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
 
@@ -376,9 +376,7 @@ async def test_the_grace_of_a_worker_is_waited_for_and_reported(cluster: Cluster
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=told.append
-        ):
+        async with locked_by_us(cluster, told.append):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
     assert told[0] == "waiting up to 25 s for host-b, which locks ledger 7: open-ledger-grace"
@@ -392,15 +390,7 @@ async def test_a_node_that_still_works_after_the_grace_is_named(cluster: Cluster
     began_s = cluster.clock.now_s()
 
     with pytest.raises(LockedError, match="host-b is at work on it"):
-        async with locked(
-            LEDGER,
-            cluster.store,
-            PATHS,
-            SESSION,
-            "host-a",
-            clock=cluster.clock,
-            tell=lambda text: None,
-        ):
+        async with locked_by_us(cluster, lambda text: None):
             raise AssertionError("it was given")
 
     assert cluster.clock.now_s() - began_s == pytest.approx(grace_s + WAIT_MAX_S, abs=1)
@@ -413,9 +403,7 @@ async def test_a_grace_too_long_to_wait_for_is_reported_at_once(cluster: Cluster
     with pytest.raises(
         LockedError, match=r"for another 61 s \(.*open-ledger-grace\): try again then"
     ):
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-        ):
+        async with locked_by_us(cluster):
             raise AssertionError("it was given")
 
     assert cluster.clock.now_s() == began_s
@@ -427,9 +415,7 @@ async def test_a_grace_is_reported_only_of_the_node_that_has_the_lock(cluster: C
     await cluster.store.create(path, znodes.lock_to_bytes("host-c"))
 
     with pytest.raises(LockedError, match="host-c is at work on it"):
-        async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
-        ):
+        async with locked_by_us(cluster):
             raise AssertionError("it was given")
 
 
