@@ -15,7 +15,6 @@ from ledgers.model import BookieId, LedgerState
 from ledgers.store import MetadataStore
 from replication import znodes
 from replication.copying import REPAIRED_BYTES, REPAIRED_ENTRIES
-from replication.history import Cause
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Facts, Reason
 from replication.repair import DONE, waiting
@@ -494,7 +493,6 @@ async def test_a_worker_without_events_looks_as_seldom_as_configured() -> None:
         assert node.store.request_count - before < 10 * 20
 
 
-LOST, DRAINED = Cause.LOST, Cause.DRAINED
 IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("all are short of room",))))
 
 
