@@ -3,6 +3,7 @@ cannot be right.
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ from tests.metric_changes import changes, sample
 from tests.replication.cluster import PAYLOAD_BYTES, Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
+
+scene = partial(with_ledgers, (B1, B2))
 
 ABSENCES = PATHS.absences
 
@@ -82,9 +85,8 @@ async def test_a_rolling_restart_of_all_bookies_marks_nothing() -> None:
     assert await cluster.marked() == []
 
 
-async def test_the_delay_of_a_bookie_without_cookie_continues_too() -> None:
+async def test_the_delay_of_a_bookie_without_cookie_continues_too(cluster: Cluster) -> None:
     """Only ledgers name this bookie."""
-    cluster = await with_ledgers((B1, B2))
     await cluster.store.delete(f"{ROOT}/cookies/{B1}")
     async with auditing(cluster, "node-1", delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -98,8 +100,7 @@ async def test_the_delay_of_a_bookie_without_cookie_continues_too() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_the_absence_record_is_updated_and_renewed() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_the_absence_record_is_updated_and_renewed(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
         assert await cluster.store.exists(ABSENCES) is None, "no bookie was absent yet"
@@ -137,8 +138,7 @@ async def test_the_record_counts_the_ledgers_that_name_absent_bookies() -> None:
     assert second.since_ms[B1] == pytest.approx(first.since_ms[B1], abs=2)
 
 
-async def test_an_absence_that_was_not_watched_for_long_starts_again() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_an_absence_that_was_not_watched_for_long_starts_again(cluster: Cluster) -> None:
     async with auditing(cluster, "node-1", delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
@@ -152,8 +152,7 @@ async def test_an_absence_that_was_not_watched_for_long_starts_again() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_a_leader_that_found_the_record_keeps_writing_it() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_leader_that_found_the_record_keeps_writing_it(cluster: Cluster) -> None:
     for name in ("node-1", "node-2", "node-3"):
         async with auditing(cluster, name, delayed(2000)):
             await asyncio.sleep(SOON_S)
@@ -167,8 +166,7 @@ async def test_a_leader_that_found_the_record_keeps_writing_it() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_the_record_stays_fresh_during_a_long_audit() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_the_record_stays_fresh_during_a_long_audit(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(30)) as leader:
         await asyncio.sleep(SOON_S)
         mark_stream = leader.marker.mark_stream
@@ -185,8 +183,7 @@ async def test_the_record_stays_fresh_during_a_long_audit() -> None:
         assert age_ms < 1000 * (WRITE_S + 1)
 
 
-async def test_a_failed_write_of_the_record_needs_no_new_audit() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_failed_write_of_the_record_needs_no_new_audit(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
         audits = count_audits(leader)
@@ -203,8 +200,7 @@ async def test_a_failed_write_of_the_record_needs_no_new_audit() -> None:
         assert audits == []
 
 
-async def test_maintenance_is_not_recorded_as_an_absence() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_maintenance_is_not_recorded_as_an_absence(cluster: Cluster) -> None:
     await cluster.kill(B1)
     now_ms = cluster.clock.wall_ms()
     window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
@@ -245,9 +241,8 @@ async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_a
     ],
 )
 async def test_a_new_leader_logs_its_delay_and_where_it_comes_from(
-    znode: bytes | None, source: str, delay_s: int
+    cluster: Cluster, znode: bytes | None, source: str, delay_s: int
 ) -> None:
-    cluster = await with_ledgers((B1, B2))
     if znode is not None:
         await cluster.store.create(DELAY, znode)
     with capture_logs() as logs:
@@ -259,8 +254,7 @@ async def test_a_new_leader_logs_its_delay_and_where_it_comes_from(
 
 
 @pytest.mark.compat("G29", verdict="better", why="the watch stays when the znode is deleted")
-async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
@@ -277,9 +271,8 @@ async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
 
 @pytest.mark.parametrize("name", ["available", "available/readonly"])
 async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         children = leader.store.children
@@ -299,8 +292,7 @@ async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
         assert await cluster.marked() == [0]
 
 
-async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost(cluster: Cluster) -> None:
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         operations = [Delete(path=f"{ROOT}/available/{bookie}") for bookie in BOOKIES]
@@ -331,9 +323,8 @@ async def flap(cluster: Cluster) -> int:
     return await mark_version(cluster)
 
 
-async def test_marks_are_renewed_if_a_bookie_disappears_again() -> None:
+async def test_marks_are_renewed_if_a_bookie_disappears_again(cluster: Cluster) -> None:
     """A worker that saw the bookie registered could otherwise delete the old mark (rule S6)."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         before = await flap(cluster)
         await cluster.kill(B1)
@@ -342,9 +333,8 @@ async def test_marks_are_renewed_if_a_bookie_disappears_again() -> None:
         assert await mark_version(cluster) == before + 1
 
 
-async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned() -> None:
+async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned(cluster: Cluster) -> None:
     """It renews them once: the leader after it finds no return and leaves them alone."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1"):
         before = await flap(cluster)
     await cluster.kill(B1)
@@ -372,8 +362,7 @@ async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
     await order_store.withdraw(znode, over=stored)
 
 
-async def test_a_bookie_back_within_its_window_marks_nothing() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_bookie_back_within_its_window_marks_nothing(cluster: Cluster) -> None:
     async with auditing(cluster):
         await maintain(cluster, B1, for_s=100)
         await cluster.kill(B1)
@@ -423,8 +412,7 @@ async def test_other_lost_bookies_are_marked_as_usual() -> None:
         assert await marked_soon(cluster) == [1]
 
 
-async def test_an_audit_on_request_does_not_end_a_window() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_an_audit_on_request_does_not_end_a_window(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(60)):
         await maintain(cluster, B1, for_s=1_000)
         await cluster.kill(B1)
@@ -435,8 +423,7 @@ async def test_an_audit_on_request_does_not_end_a_window() -> None:
         assert await marked_soon(cluster) == []
 
 
-async def test_a_window_survives_a_change_of_leader() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_window_survives_a_change_of_leader(cluster: Cluster) -> None:
     async with auditing(cluster):
         await maintain(cluster, B1, for_s=100)
         await cluster.kill(B1)
@@ -449,8 +436,7 @@ async def test_a_window_survives_a_change_of_leader() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_a_window_for_a_lost_bookie_deletes_no_mark() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_window_for_a_lost_bookie_deletes_no_mark(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,16 +23,17 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 from tests.virtual_time import LoopClock
 
+scene = partial(with_ledgers, (B1, B2))
+
 # --- The recovery delay ---------------------------------------------------------------------------
 
 
-async def test_the_first_leaders_delay_is_published_and_obeyed() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_the_first_leaders_delay_is_published_and_obeyed(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
         assert (await cluster.store.get(DELAY))[0] == b"60"
@@ -95,9 +97,8 @@ async def test_a_delay_that_becomes_unreadable_stays_as_it_was_for_the_next_lead
         assert await marked_soon(cluster) == [0], "without the znode the setting counts"
 
 
-async def test_a_bookie_back_within_the_delay_marks_nothing() -> None:
+async def test_a_bookie_back_within_the_delay_marks_nothing(cluster: Cluster) -> None:
     """Its delay starts again when it disappears again."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
         await asyncio.sleep(50)
@@ -138,9 +139,8 @@ async def test_a_bookie_back_within_the_delay_marks_nothing() -> None:
     ],
 )
 async def test_a_changed_delay_applies_to_bookies_absent_already(
-    delay_s: int, marked_after_s: float
+    cluster: Cluster, delay_s: int, marked_after_s: float
 ) -> None:
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
         await asyncio.sleep(20)
@@ -277,8 +277,7 @@ async def test_a_return_does_not_change_the_delay_of_another_bookie() -> None:
         assert await cluster.marked() == [1]
 
 
-async def test_an_audit_requested_during_another_one_follows_it() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_an_audit_requested_during_another_one_follows_it(cluster: Cluster) -> None:
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         audits = count_audits(leader)
@@ -300,8 +299,7 @@ async def test_an_audit_requested_during_another_one_follows_it() -> None:
         assert len(audits) == 2
 
 
-async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_deleted_delay_is_replaced_by_the_setting(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
         await set_delay(cluster, 3600)
@@ -313,8 +311,7 @@ async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_a_reconnection_makes_no_bookie_lost() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_reconnection_makes_no_bookie_lost(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
@@ -333,8 +330,7 @@ async def test_a_reconnection_makes_no_bookie_lost() -> None:
     "TestLedgerUnderreplicationManager.testDisableLedegerReplication", verdict="other"
 )
 @pytest.mark.compat("AuditorLedgerCheckerTest.testToggleLedgerReplication", verdict="same")
-async def test_losses_while_disabled_are_marked_when_enabled() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_losses_while_disabled_are_marked_when_enabled(cluster: Cluster) -> None:
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         await cluster.store.create(PATHS.disable)
@@ -365,9 +361,8 @@ async def test_a_disabled_auditor_waits_and_sends_no_requests(is_lost: bool) -> 
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-async def test_denied_access_to_the_delay_uses_the_setting() -> None:
+async def test_denied_access_to_the_delay_uses_the_setting(cluster: Cluster) -> None:
     """The term of the leader does not end."""
-    cluster = await with_ledgers((B1, B2))
     await cluster.store.create(PATHS.recovery_delay, b"600", with_parents=True)
     shut_out(cluster.store, PATHS.recovery_delay)
 

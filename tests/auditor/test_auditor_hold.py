@@ -54,8 +54,7 @@ async def scene() -> Cluster:
     return await with_ledgers(*zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
 
 
-async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends() -> None:
-    cluster = await scene()
+async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(LASTS_S - 1)
@@ -69,8 +68,7 @@ async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends() -> None:
         assert not await is_held(cluster), "it binds: nothing holds for them again"
 
 
-async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once() -> None:
-    cluster = await scene()
+async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(50)
@@ -80,8 +78,7 @@ async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once() -> None:
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
-async def test_the_hold_ends_without_marks_when_the_bookies_are_back() -> None:
-    cluster = await scene()
+async def test_the_hold_ends_without_marks_when_the_bookies_are_back(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(50)
@@ -98,9 +95,8 @@ async def test_the_hold_ends_without_marks_when_the_bookies_are_back() -> None:
         assert await cluster.marked() == []
 
 
-async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold() -> None:
+async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold(cluster: Cluster) -> None:
     """Machines replaced long ago, never decommissioned; all ledgers were read."""
-    cluster = await scene()
     for number in range(8):
         await cluster.store.create(f"{ROOT}/cookies/old{number}:3181")
     async with auditing(cluster):
@@ -111,8 +107,7 @@ async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold() -> None:
         assert 0 in await marked_soon(cluster)
 
 
-async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends() -> None:
-    cluster = await scene()
+async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(50)
@@ -124,8 +119,7 @@ async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends() -> None:
         assert await cluster.marked() == [1, 2]
 
 
-async def test_flapping_bookies_do_not_end_the_hold() -> None:
-    cluster = await scene()
+async def test_flapping_bookies_do_not_end_the_hold(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(1)
@@ -153,8 +147,7 @@ async def test_ordinary_losses_are_marked_as_usual(lost: tuple[BookieId, ...]) -
         assert await current_hold(cluster) is None
 
 
-async def test_three_successive_losses_are_ordinary_losses() -> None:
-    cluster = await scene()
+async def test_three_successive_losses_are_ordinary_losses(cluster: Cluster) -> None:
     async with auditing(cluster):
         for bookie in FAILED:
             await cluster.kill(bookie)
@@ -164,9 +157,8 @@ async def test_three_successive_losses_are_ordinary_losses() -> None:
         assert await current_hold(cluster) is None
 
 
-async def test_without_a_delay_the_rest_of_a_mass_failure_is_held() -> None:
+async def test_without_a_delay_the_rest_of_a_mass_failure_is_held(cluster: Cluster) -> None:
     """The first two are marked at once; no auditor can know that more bookies will follow."""
-    cluster = await scene()
     async with auditing(cluster):
         await cluster.kill(B1, B2)
         assert await marked_soon(cluster) == [0, 1, 6]
@@ -176,9 +168,8 @@ async def test_without_a_delay_the_rest_of_a_mass_failure_is_held() -> None:
         assert await is_held(cluster)
 
 
-async def test_a_second_mass_failure_starts_another_hold() -> None:
+async def test_a_second_mass_failure_starts_another_hold(cluster: Cluster) -> None:
     """The marks of the first stay."""
-    cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(5)
@@ -193,9 +184,8 @@ async def test_a_second_mass_failure_starts_another_hold() -> None:
         assert await cluster.marked() == [0, 1, 2, 6]
 
 
-async def test_all_bookies_absent_and_back_one_by_one_mark_nothing() -> None:
+async def test_all_bookies_absent_and_back_one_by_one_mark_nothing(cluster: Cluster) -> None:
     """ZooKeeper itself was unreachable for longer than their sessions lasted."""
-    cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*BOOKIES)
         await asyncio.sleep(60)
@@ -211,17 +201,15 @@ async def test_all_bookies_absent_and_back_one_by_one_mark_nothing() -> None:
         assert await cluster.marked() == []
 
 
-async def test_a_new_leader_that_finds_most_bookies_absent_holds() -> None:
+async def test_a_new_leader_that_finds_most_bookies_absent_holds(cluster: Cluster) -> None:
     """After a power cut the bookies may return later than the leader."""
-    cluster = await scene()
     await cluster.kill(*FAILED)
     async with auditing(cluster):
         assert await marked_soon(cluster) == []
         assert await is_held(cluster)
 
 
-async def test_the_hold_and_its_end_survive_a_change_of_leader() -> None:
-    cluster = await scene()
+async def test_the_hold_and_its_end_survive_a_change_of_leader(cluster: Cluster) -> None:
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*FAILED)
         await asyncio.sleep(5)
@@ -237,9 +225,8 @@ async def test_the_hold_and_its_end_survive_a_change_of_leader() -> None:
         assert not await is_held(cluster)
 
 
-async def test_losses_before_a_long_pause_are_no_mass_failure() -> None:
+async def test_losses_before_a_long_pause_are_no_mass_failure(cluster: Cluster) -> None:
     """A new leader leads after a pause."""
-    cluster = await scene()
     async with auditing(cluster):
         for bookie in FAILED:
             await cluster.kill(bookie)
@@ -253,8 +240,7 @@ async def test_losses_before_a_long_pause_are_no_mass_failure() -> None:
         assert await marked_soon(cluster) == [0, 1, 2, 3, 6]
 
 
-async def test_an_audit_on_request_does_not_end_the_hold() -> None:
-    cluster = await scene()
+async def test_an_audit_on_request_does_not_end_the_hold(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(*FAILED)
         await asyncio.sleep(70)
@@ -265,8 +251,7 @@ async def test_an_audit_on_request_does_not_end_the_hold() -> None:
         assert await is_held(cluster)
 
 
-async def test_an_operators_hold_does_not_depend_on_bookies() -> None:
-    cluster = await scene()
+async def test_an_operators_hold_does_not_depend_on_bookies(cluster: Cluster) -> None:
     async with auditing(cluster):
         await order(cluster, for_s=200)
         await asyncio.sleep(1)
@@ -280,8 +265,7 @@ async def test_an_operators_hold_does_not_depend_on_bookies() -> None:
         assert await current_hold(cluster) is None
 
 
-async def test_an_unreadable_hold_counts_until_a_command_ends_it() -> None:
-    cluster = await scene()
+async def test_an_unreadable_hold_counts_until_a_command_ends_it(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.store.create(hold_znode(PATHS).path, b"hold it!", with_parents=True)
         await asyncio.sleep(1)
@@ -296,9 +280,8 @@ async def test_an_unreadable_hold_counts_until_a_command_ends_it() -> None:
     assert [each["event"] for each in logs if each["event"].startswith("hold.")] == ["hold.ended"]
 
 
-async def test_an_operators_hold_is_followed_by_the_leaders_own() -> None:
+async def test_an_operators_hold_is_followed_by_the_leaders_own(cluster: Cluster) -> None:
     """It ends during a mass failure."""
-    cluster = await scene()
     async with auditing(cluster):
         await order(cluster, for_s=200)
         await asyncio.sleep(1)
@@ -311,8 +294,7 @@ async def test_an_operators_hold_is_followed_by_the_leaders_own() -> None:
         assert not hold.is_by_operator
 
 
-async def test_the_hold_is_logged_once_as_an_error_with_the_next_step() -> None:
-    cluster = await scene()
+async def test_the_hold_is_logged_once_as_an_error_with_the_next_step(cluster: Cluster) -> None:
     with capture_logs() as logs:
         async with auditing(cluster, settings=DELAYED):
             await cluster.kill(*FAILED)
@@ -328,17 +310,15 @@ async def test_the_hold_is_logged_once_as_an_error_with_the_next_step() -> None:
     assert ended["event"] == "hold.ended"
 
 
-async def test_the_hold_can_be_switched_off() -> None:
-    cluster = await scene()
+async def test_the_hold_can_be_switched_off(cluster: Cluster) -> None:
     async with auditing(cluster, hold=HoldSettings(enabled=False)):
         await cluster.kill(*FAILED)
 
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
-async def test_during_a_hold_no_ledger_is_fenced() -> None:
+async def test_during_a_hold_no_ledger_is_fenced(cluster: Cluster) -> None:
     """Closed ledgers are repaired."""
-    cluster = await scene()
     await cluster.write_ledger(
         (B4, B5, B6), ledger_id=8, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableErr
 from ledgers.store import Delete
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import DELAY, SOON_S, delayed, marked_soon, set_delay, with_ledgers
-from tests.replication.cluster import shut_out, until
+from tests.replication.cluster import Cluster, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.overload import overload, overloaded
+
+scene = partial(with_ledgers, (B1, B2))
 
 
 @pytest.mark.compat("G3", verdict="better", why="a failed audit is repeated until it succeeds")
@@ -26,8 +29,7 @@ from tests.replication.overload import overload, overloaded
     verdict="better",
     why="the audit is repeated, and nothing is shut down",
 )
-async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked(cluster: Cluster) -> None:
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         mark_stream, failures = leader.marker.mark_stream, [UnavailableError("no answer")] * 2
@@ -58,9 +60,8 @@ async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_marking() -> None:
         assert await marked_soon(cluster) == [0, 2]
 
 
-async def test_denied_access_to_a_directory_does_not_stop_the_marking() -> None:
+async def test_denied_access_to_a_directory_does_not_stop_the_marking(cluster: Cluster) -> None:
     """The ledger map is never complete, and the bookie was lost before it was built."""
-    cluster = await with_ledgers((B1, B2))
     await cluster.write_ledger((B1, B2), ledger_id=10_000)
     await cluster.kill(B1)
     async with auditing(cluster) as leader:
@@ -106,9 +107,8 @@ async def test_a_new_leader_continues_an_interrupted_audit() -> None:
         assert await marked_soon(cluster) == list(range(20))
 
 
-async def test_rule_s8_a_delay_counts_again_once_it_can_be_read() -> None:
+async def test_rule_s8_a_delay_counts_again_once_it_can_be_read(cluster: Cluster) -> None:
     """The former delay stays in force until then."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
@@ -147,8 +147,7 @@ async def test_rule_s8_a_leader_waits_until_it_has_read_the_records(path: str) -
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s8_a_loss_is_pending_before_the_first_read(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         throttled = overload(leader.store, DELAY)
         auditor = asyncio.create_task(leader.auditor.run())
@@ -162,8 +161,7 @@ async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch(cluster: Cluster) -> None:
     async with auditing(cluster) as leader:
         throttled = overload(leader.store, PATHS.disable)
         cluster.tree.suspend(leader.store)
@@ -196,8 +194,7 @@ async def test_an_auditor_survives_an_overloaded_zookeeper(seed: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_lost_session_ends_the_audit() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_lost_session_ends_the_audit(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(SOON_S)
@@ -209,8 +206,7 @@ async def test_a_lost_session_ends_the_audit() -> None:
         assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
 
 
-async def test_rule_s9_a_lost_vote_ends_the_audit_before_any_mark() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s9_a_lost_vote_ends_the_audit_before_any_mark(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(SOON_S)

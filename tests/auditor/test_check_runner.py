@@ -45,6 +45,8 @@ from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
+scene = ten_ledgers
+
 
 @pytest.mark.parametrize(
     "kind",
@@ -67,9 +69,8 @@ from tests.replication.nodes import PATHS
     ],
 )
 async def test_the_first_run_is_due_by_the_last_run_under_any_leader(
-    kind: CheckKind, age_s: int | None, wait_s: int
+    cluster: Cluster, kind: CheckKind, age_s: int | None, wait_s: int
 ) -> None:
-    cluster = await ten_ledgers()
     check = CountingCheck(kind, part_size=10, part_s=0)
     assert kind.audit is not None
     if age_s is not None:
@@ -87,8 +88,7 @@ async def test_the_first_run_is_due_by_the_last_run_under_any_leader(
     assert cluster.clock.wall_ms() - stored_ms <= 3_000
 
 
-async def test_the_next_run_is_due_an_interval_after_the_last_end() -> None:
-    cluster = await ten_ledgers()
+async def test_the_next_run_is_due_an_interval_after_the_last_end(cluster: Cluster) -> None:
     check = CountingCheck(part_size=10, part_s=100)
 
     async with checker(cluster, check, settings=HOURS) as made, running(made):
@@ -100,8 +100,7 @@ async def test_the_next_run_is_due_an_interval_after_the_last_end() -> None:
     assert check.started_at == [0, 0]
 
 
-async def test_a_disabled_check_never_runs() -> None:
-    cluster = await ten_ledgers()
+async def test_a_disabled_check_never_runs(cluster: Cluster) -> None:
     check = CountingCheck()
 
     async with checker(cluster, check, settings=NEVER) as made, running(made):
@@ -161,9 +160,8 @@ async def test_due_checks_run_one_at_a_time_the_longest_overdue_first() -> None:
 @pytest.mark.parametrize("age_days", [21, None], ids=["set back by 21 days", "deleted"])
 @pytest.mark.parametrize("interval_s", [HOUR_S, 30 * 24 * HOUR_S, 0])
 async def test_a_requested_check_runs_at_once_without_a_restart(
-    age_days: int | None, interval_s: int
+    cluster: Cluster, age_days: int | None, interval_s: int
 ) -> None:
-    cluster = await ten_ledgers()
     check = CountingCheck()
     await store_time(cluster, cluster.clock.wall_ms())
     settings = replace(HOURS, all_ledgers_interval_s=interval_s)
@@ -182,8 +180,7 @@ async def test_a_requested_check_runs_at_once_without_a_restart(
     assert await checked_at_ms(cluster) is not None
 
 
-async def test_a_check_requested_without_a_leader_is_run_by_the_next() -> None:
-    cluster = await ten_ledgers()
+async def test_a_check_requested_without_a_leader_is_run_by_the_next(cluster: Cluster) -> None:
     await store_time(cluster, FORCED_MS)
     check = CountingCheck()
 
@@ -195,8 +192,7 @@ async def test_a_check_requested_without_a_leader_is_run_by_the_next() -> None:
     assert check.started_at == [0], "once"
 
 
-async def test_no_check_begins_before_all_ledgers_are_known() -> None:
-    cluster = await ten_ledgers()
+async def test_no_check_begins_before_all_ledgers_are_known(cluster: Cluster) -> None:
     check = CountingCheck()
 
     async with checker(cluster, check, settings=HOURS) as made:
@@ -210,8 +206,7 @@ async def test_no_check_begins_before_all_ledgers_are_known() -> None:
     assert check.looked_at == list(range(10))
 
 
-async def test_an_interval_that_is_applied_counts_at_once() -> None:
-    cluster = await ten_ledgers()
+async def test_an_interval_that_is_applied_counts_at_once(cluster: Cluster) -> None:
     check = CountingCheck(part_size=10, part_s=0)
 
     async with checker(cluster, check, settings=NEVER) as made, running(made):
@@ -356,9 +351,8 @@ PAUSES = [
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("kind", JAVAS_CHECKS, ids=lambda kind: kind.name)
 async def test_nothing_is_checked_during_a_pause_but_all_after_it(
-    kind: CheckKind, pause: Pausing
+    cluster: Cluster, kind: CheckKind, pause: Pausing
 ) -> None:
-    cluster = await ten_ledgers()
     check = CountingCheck(kind)
 
     async with checker(cluster, check, settings=HOURS) as made:
@@ -378,8 +372,7 @@ async def test_nothing_is_checked_during_a_pause_but_all_after_it(
     "G6", verdict="better", why="the check pauses, and continues at the same position"
 )
 @pytest.mark.parametrize("pause", PAUSES)
-async def test_a_paused_run_continues_where_it_was(pause: Pausing) -> None:
-    cluster = await ten_ledgers()
+async def test_a_paused_run_continues_where_it_was(cluster: Cluster, pause: Pausing) -> None:
     check = CountingCheck(part_size=2, part_s=10)
 
     async with checker(cluster, check, settings=HOURS) as made, running(made):
@@ -402,8 +395,7 @@ async def test_a_paused_run_continues_where_it_was(pause: Pausing) -> None:
     assert await checked_at_ms(cluster) == last.finished_ms
 
 
-async def test_an_interrupted_part_does_not_check_ledgers_twice() -> None:
-    cluster = await ten_ledgers()
+async def test_an_interrupted_part_does_not_check_ledgers_twice(cluster: Cluster) -> None:
     check = CountingCheck(part_size=10)
     trouble = [UnavailableError("no answer")]
 
@@ -455,8 +447,7 @@ def test_the_reason_why_checks_wait(
 
 
 @pytest.mark.compat("G6", verdict="better")
-async def test_another_leader_continues_where_the_first_one_died() -> None:
-    cluster = await ten_ledgers()
+async def test_another_leader_continues_where_the_first_one_died(cluster: Cluster) -> None:
     first, second = CountingCheck(part_s=10), CountingCheck()
     async with checker(cluster, first, name="node-1", settings=HOURS) as made, running(made):
         await asyncio.sleep(25)
@@ -472,8 +463,7 @@ async def test_another_leader_continues_where_the_first_one_died() -> None:
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
-async def test_another_leader_continues_a_check_requested_early() -> None:
-    cluster = await ten_ledgers()
+async def test_another_leader_continues_a_check_requested_early(cluster: Cluster) -> None:
     await store_time(cluster, cluster.clock.wall_ms())
     monthly = replace(HOURS, all_ledgers_interval_s=30 * 86_400)
     first, second = CountingCheck(part_s=10), CountingCheck()
@@ -488,8 +478,7 @@ async def test_another_leader_continues_a_check_requested_early() -> None:
     assert second.started_at == [4]
 
 
-async def test_a_run_overtaken_by_javas_auditor_is_not_continued() -> None:
-    cluster = await ten_ledgers()
+async def test_a_run_overtaken_by_javas_auditor_is_not_continued(cluster: Cluster) -> None:
     first, second = CountingCheck(part_s=10), CountingCheck()
     async with checker(cluster, first, settings=HOURS) as made, running(made):
         await asyncio.sleep(25)
@@ -504,8 +493,7 @@ async def test_a_run_overtaken_by_javas_auditor_is_not_continued() -> None:
     assert second.started_at == [0]
 
 
-async def test_an_unreadable_record_restarts_the_run() -> None:
-    cluster = await ten_ledgers()
+async def test_an_unreadable_record_restarts_the_run(cluster: Cluster) -> None:
     await cluster.store.create(PATHS.check(HOURLY.name), b'{"version": 9}', with_parents=True)
     check = CountingCheck()
 
@@ -515,8 +503,7 @@ async def test_an_unreadable_record_restarts_the_run() -> None:
     assert check.looked_at == list(range(10))
 
 
-async def test_a_part_cut_short_is_repeated_and_counted_once() -> None:
-    cluster = await ten_ledgers()
+async def test_a_part_cut_short_is_repeated_and_counted_once(cluster: Cluster) -> None:
     check = CountingCheck()
     failures = iter([UnavailableError("gone for a moment")] * 2)
 
@@ -533,9 +520,8 @@ async def test_a_part_cut_short_is_repeated_and_counted_once() -> None:
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
-async def test_a_defect_of_ours_skips_one_ledger() -> None:
+async def test_a_defect_of_ours_skips_one_ledger(cluster: Cluster) -> None:
     """Neither the other ledgers nor the leadership suffer."""
-    cluster = await ten_ledgers()
     check = CountingCheck(part_size=5)
 
     async def fail(ledger_id: int) -> None:
@@ -551,8 +537,7 @@ async def test_a_defect_of_ours_skips_one_ledger() -> None:
     assert last.counts == {"even": 5, "failed": 1}
 
 
-async def test_a_lost_session_ends_the_check() -> None:
-    cluster = await ten_ledgers()
+async def test_a_lost_session_ends_the_check(cluster: Cluster) -> None:
     check = CountingCheck()
 
     async def fail(ledger_id: int) -> None:
@@ -565,8 +550,7 @@ async def test_a_lost_session_ends_the_check() -> None:
     assert await checked_at_ms(cluster) is None
 
 
-async def test_a_former_leader_stores_nothing() -> None:
-    cluster = await ten_ledgers()
+async def test_a_former_leader_stores_nothing(cluster: Cluster) -> None:
     check = CountingCheck(part_s=10)
 
     async with checker(cluster, check, settings=HOURS) as made:

@@ -39,7 +39,7 @@ async def records(cluster: Cluster) -> list[str]:
     return await cluster.store.children(path) if await cluster.store.exists(path) else []
 
 
-async def lost_b2_with_one_spare() -> Cluster:
+async def scene() -> Cluster:
     """Return a marked ledger on B1, B2 and B3, of which B2 is lost. Only B4 can be a target."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3))
@@ -53,8 +53,7 @@ async def repaired(cluster: Cluster) -> None:
     assert await cluster.ensembles() == [(B1, B4, B3)]
 
 
-async def test_a_copy_removed_by_a_late_index_deletion_is_made_again() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_a_copy_removed_by_a_late_index_deletion_is_made_again(cluster: Cluster) -> None:
     cluster.bookie(B4).collect_late(LEDGER)
     async with rechecking_node(cluster):
         await repaired(cluster)
@@ -67,8 +66,7 @@ async def test_a_copy_removed_by_a_late_index_deletion_is_made_again() -> None:
         assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
-async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_a_missing_copy_is_reported_with_its_bookie(cluster: Cluster) -> None:
     async with cluster.node() as node:
         recheck = recheck_of(node, cluster, after_s=AFTER_S)
         outcome = await node.repairer.repair(await node.lease())
@@ -84,8 +82,7 @@ async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
     assert await cluster.marked() + await cluster.marked(PATHS.private) == [LEDGER]
 
 
-async def test_copies_are_not_read_before_their_time() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_copies_are_not_read_before_their_time(cluster: Cluster) -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         read: list[Transfer] = []
@@ -102,8 +99,7 @@ async def test_copies_are_not_read_before_their_time() -> None:
         assert [set(transfer.reads) for transfer in read] == [{B4}]
 
 
-async def test_another_node_adopts_the_records_of_a_dead_one() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_another_node_adopts_the_records_of_a_dead_one(cluster: Cluster) -> None:
     async with rechecking_node(cluster, "node-1"):
         await repaired(cluster)
     cluster.bookie(B4).collect_late(LEDGER)
@@ -115,8 +111,7 @@ async def test_another_node_adopts_the_records_of_a_dead_one() -> None:
     assert await records(cluster) == []
 
 
-async def test_only_one_node_adopts_a_record() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_only_one_node_adopts_a_record(cluster: Cluster) -> None:
     async with rechecking_node(cluster, "node-1"):
         await repaired(cluster)
     async with rechecking_node(cluster, "node-2"), rechecking_node(cluster, "node-3"):
@@ -132,8 +127,7 @@ async def test_only_one_node_adopts_a_record() -> None:
     assert len(read) == 1
 
 
-async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_a_target_that_does_not_answer_is_asked_again_later(cluster: Cluster) -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         unresponsive = Fault(error=NoAnswerError)
@@ -175,9 +169,8 @@ async def test_a_slow_target_does_not_delay_the_reads_of_others() -> None:
         running.cancel()
 
 
-async def test_an_absent_target_is_asked_when_it_returns() -> None:
+async def test_an_absent_target_is_asked_when_it_returns(cluster: Cluster) -> None:
     """Its absence is shorter than the recovery delay."""
-    cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
         await repaired(cluster)
         await cluster.kill(B4)
@@ -191,8 +184,7 @@ async def test_an_absent_target_is_asked_when_it_returns() -> None:
         await cluster.assert_whole()
 
 
-async def test_a_copy_that_metadata_no_longer_names_is_not_read() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_a_copy_that_metadata_no_longer_names_is_not_read(cluster: Cluster) -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         await cluster.revive(B2)
@@ -206,8 +198,7 @@ async def test_a_copy_that_metadata_no_longer_names_is_not_read() -> None:
         assert await records(cluster) == []
 
 
-async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_nothing_is_marked_while_auto_recovery_is_disabled(cluster: Cluster) -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         cluster.bookie(B4).lose(LEDGER, 0)
@@ -221,8 +212,7 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
         await cluster.assert_whole()
 
 
-async def test_an_unreadable_record_stays_and_stops_nothing() -> None:
-    cluster = await lost_b2_with_one_spare()
+async def test_an_unreadable_record_stays_and_stops_nothing(cluster: Cluster) -> None:
     path = f"{PATHS.recent_copies}/of-a-later-release.0"
     await cluster.store.create(path, b'{"version": 9}', with_parents=True)
     async with rechecking_node(cluster):

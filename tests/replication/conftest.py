@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,11 @@ def virtual_runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture
-def cluster(virtual_runner: asyncio.Runner) -> Cluster:
-    """A cluster in memory with all bookies registered."""
-    return virtual_runner.run(Cluster.start())
+def cluster(request: pytest.FixtureRequest, virtual_runner: asyncio.Runner) -> Cluster:
+    """The cluster in memory that the module's ``scene`` makes; without one, all bookies, empty."""
+    scene: Callable[[], Coroutine[Any, Any, Cluster]]
+    scene = getattr(request.module, "scene", Cluster.start)
+    return virtual_runner.run(scene())
 
 
 @pytest.hookimpl(tryfirst=True)

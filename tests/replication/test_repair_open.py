@@ -29,6 +29,8 @@ from tests.replication.repairs import (
 )
 from tests.replication.watched import settle
 
+scene = open_ledger
+
 
 async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
     """Repair as the worker does, without the waiting."""
@@ -118,8 +120,7 @@ async def test_without_an_ack_quorum_an_open_ledger_is_never_closed(state: Ledge
         assert (await repair_with(node)).kind is OutcomeKind.DONE
 
 
-async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
-    cluster = await open_ledger()
+async def test_a_writer_that_replaced_the_bookie_is_not_fenced(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
 
@@ -222,8 +223,7 @@ async def test_closed_fragments_without_target_do_not_stop_the_grace() -> None:
     assert await cluster.metadata() == before
 
 
-async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
-    cluster = await open_ledger()
+async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
     await cluster.unregister(B2)  # ZooKeeper lost sight of it, the writer did not
 
@@ -244,8 +244,7 @@ async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
     await cluster.assert_whole()
 
 
-async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing() -> None:
-    cluster = await open_ledger()
+async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing(cluster: Cluster) -> None:
     await cluster.unregister(B2)
 
     async with cluster.node() as node:
@@ -256,8 +255,7 @@ async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing() -> None:
     await cluster.assert_whole()
 
 
-async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
-    cluster = await open_ledger()
+async def test_a_ledger_closed_by_its_writer_is_only_repaired(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
 
@@ -273,8 +271,7 @@ async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
     await cluster.assert_whole()
 
 
-async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
-    cluster = await open_ledger()
+async def test_a_ledger_deleted_during_the_grace_is_unmarked(cluster: Cluster) -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
@@ -287,9 +284,8 @@ async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
     await cluster.assert_queue_empty()
 
 
-async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
+async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end(cluster: Cluster) -> None:
     """It returned empty while the end was determined."""
-    cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
     await cluster.kill(B1, B2)
     returning: list[asyncio.Task[None]] = []
@@ -320,9 +316,8 @@ async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
     await cluster.assert_whole()
 
 
-async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
+async def test_rule_s6_reformatted_bookies_alone_prove_nothing(cluster: Cluster) -> None:
     """Two of three deny any entry; the third, unresponsive, has all of them."""
-    cluster = await open_ledger()
     await cluster.kill(B1, B2)
     for bookie in (B1, B2):
         await cluster.wipe(bookie)
@@ -341,9 +336,8 @@ async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
 
 
-async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced() -> None:
+async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced(cluster: Cluster) -> None:
     """The lost bookie was asked at that time."""
-    cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
         lease, first = await node.first_try()
@@ -406,8 +400,7 @@ async def test_an_open_ledger_waits_for_the_end_of_the_hold(
     assert fenced == []
 
 
-async def test_a_hold_that_begins_during_the_grace_prevents_fencing() -> None:
-    cluster = await open_ledger()
+async def test_a_hold_that_begins_during_the_grace_prevents_fencing(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
 
@@ -491,8 +484,7 @@ async def test_an_abandoned_recovery_is_completed_before_the_unmark() -> None:
     await cluster.assert_queue_empty()
 
 
-async def test_a_failed_recovery_is_completed_by_its_bookies_return() -> None:
-    cluster = await open_ledger()
+async def test_a_failed_recovery_is_completed_by_its_bookies_return(cluster: Cluster) -> None:
     await cluster.kill(B2, B3)
     async with cluster.node() as node:
         lease, first = await node.first_try()

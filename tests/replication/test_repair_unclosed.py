@@ -16,6 +16,8 @@ from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, blocked_by, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 
+scene = open_ledger
+
 # --- Recovery -------------------------------------------------------------------------------------
 
 
@@ -24,8 +26,7 @@ from tests.replication.watched import settle
     "LedgerRecoveryTest.testLedgerRecoveryWithNotEnoughBookies",
     verdict="same",
 )
-async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
-    cluster = await open_ledger()
+async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits(cluster: Cluster) -> None:
     await cluster.kill(B2, B3)
 
     async with cluster.node() as node:
@@ -47,8 +48,7 @@ async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
     await cluster.assert_whole()
 
 
-async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
-    cluster = await open_ledger()
+async def test_registered_bookies_that_do_not_answer_may_do_so_soon(cluster: Cluster) -> None:
     await cluster.kill(B2)
     cluster.bookie(B3).is_down = True
 
@@ -59,9 +59,8 @@ async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
     assert failed.reason is Reason.RECOVERY_FAILED
 
 
-async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
+async def test_rule_s5_a_reformatted_bookies_no_is_never_believed(cluster: Cluster) -> None:
     """The recovery may be tried any number of times."""
-    cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
     await cluster.reformat(B2)
     await cluster.kill(B1)
@@ -83,9 +82,8 @@ async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
     await cluster.assert_whole()
 
 
-async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
+async def test_the_no_of_a_bookie_with_a_finding_is_not_believed(cluster: Cluster) -> None:
     """B2 lost its index and kept its identity."""
-    cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)
     for entry_id in range(11):
         cluster.bookie(B2).lose(LEDGER, entry_id)
@@ -103,8 +101,7 @@ async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
-async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
-    cluster = await open_ledger()
+async def test_rule_s3_a_ledger_is_not_closed_without_its_lock(cluster: Cluster) -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
@@ -120,9 +117,8 @@ async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
 # --- All bookies are registered, but copies are missing -------------------------------------------
 
 
-async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
+async def test_rule_s6_a_reformatted_member_keeps_the_mark(cluster: Cluster) -> None:
     """The open fragment is not fenced."""
-    cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.reformat(B2)
 
@@ -145,8 +141,7 @@ async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
 @pytest.mark.compat(
     "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments", verdict="same"
 )
-async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
-    cluster = await open_ledger()
+async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
 
     async with cluster.node() as node:
@@ -166,9 +161,8 @@ async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
     ],
 )
 async def test_an_open_ledger_without_a_known_end_waits(
-    error: type[UnavailableError], reason: Reason
+    cluster: Cluster, error: type[UnavailableError], reason: Reason
 ) -> None:
-    cluster = await open_ledger()
     for bookie in THREE:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=error))
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -45,11 +46,12 @@ from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import lost_b2, open_ledger
 from tests.replication.watched import settle
 
+scene = partial(with_lost_b2, 3)
+
 # --- Denied access --------------------------------------------------------------------------------
 
 
-async def test_denied_access_to_a_mark_stops_no_other_ledger() -> None:
-    cluster = await with_lost_b2(3)
+async def test_denied_access_to_a_mark_stops_no_other_ledger(cluster: Cluster) -> None:
     async with cluster.node() as node:
         shut_out(node.store, PATHS.mark(1))
         with capture_logs() as logs:
@@ -90,8 +92,7 @@ async def test_denied_access_to_a_directory_stops_no_other_ledger(level: int) ->
     ],
     ids=["a note", "all notes", "a node", "the list of urgent ledgers", "a finding"],
 )
-async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> None:
-    cluster = await with_lost_b2(3)
+async def test_denied_access_to_our_own_znodes_ends_no_session(cluster: Cluster, path: str) -> None:
     await cluster.mark(B3, ledger_id=1)  # which is there, so that it is asked what was found of it
     if await cluster.store.exists(path) is None:
         await cluster.store.create(path, b"{}", with_parents=True)
@@ -109,9 +110,8 @@ async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> Non
     why="while disabled, bookmender neither repairs nor marks; it marks when it is enabled again",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testEnableLedgerReplication", verdict="same")
-async def test_while_disabled_no_ledger_is_leased() -> None:
+async def test_while_disabled_no_ledger_is_leased(cluster: Cluster) -> None:
     """Enabling is noticed at once."""
-    cluster = await with_lost_b2(3)
     await cluster.store.create(PATHS.disable)
     settings = ReplicationSettings(idle_wait_s=100)
 
@@ -187,8 +187,7 @@ async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     why="the role drops its leases and continues with a new session, in the same process",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
-async def test_a_lost_session_ends_the_worker_and_every_lock() -> None:
-    cluster = await with_lost_b2(3)
+async def test_a_lost_session_ends_the_worker_and_every_lock(cluster: Cluster) -> None:
 
     async def copy_for_long(transfer: Transfer) -> None:
         await asyncio.sleep(100)
@@ -227,8 +226,7 @@ async def test_a_suspended_session_pauses_and_then_continues() -> None:
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures", verdict="other"
 )
-async def test_an_unreadable_queue_is_read_again() -> None:
-    cluster = await with_lost_b2(3)
+async def test_an_unreadable_queue_is_read_again(cluster: Cluster) -> None:
 
     async with cluster.node() as node:
         look, failures = node.queue.list_ledgers, [UnavailableError("no answer in time")] * 3
@@ -267,8 +265,7 @@ async def test_rule_s14_an_unknown_outcome_of_a_lease_ends_no_session(fault: Sto
     await cluster.assert_whole(*range(3))
 
 
-async def test_a_lock_that_cannot_be_deleted_at_first_is_deleted_later() -> None:
-    cluster = await with_lost_b2(3)
+async def test_a_lock_that_cannot_be_deleted_at_first_is_deleted_later(cluster: Cluster) -> None:
     async with cluster.node() as node:
         repair, failures = node.repairer.repair, [UnavailableError("no answer in time")]
         throttled = overload(node.store)
@@ -305,8 +302,7 @@ async def test_a_worker_survives_an_overloaded_zookeeper(seed: int) -> None:
 
 
 @pytest.mark.compat("G14", verdict="better")
-async def test_an_unresponsive_bookie_defers_only_its_own_ledgers() -> None:
-    cluster = await with_lost_b2(3)
+async def test_an_unresponsive_bookie_defers_only_its_own_ledgers(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B5, B2), ledger_id=9)
     await cluster.mark(B2, ledger_id=9)
     cluster.bookies.fail(B5, Op.READ, Fault(error=UnavailableError))
