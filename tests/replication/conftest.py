@@ -22,7 +22,8 @@ def cluster(request: pytest.FixtureRequest, virtual_runner: asyncio.Runner) -> C
     """The cluster in memory that the module's ``scene`` makes; without one, all bookies, empty."""
     scene: Callable[[], Coroutine[Any, Any, Cluster]]
     scene = getattr(request.module, "scene", Cluster.start)
-    return virtual_runner.run(scene())
+    made: Cluster = virtual_runner.run(scene())
+    return made
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,5 +32,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
     given = {name: pyfuncitem.funcargs[name] for name in names}
-    pyfuncitem.funcargs["virtual_runner"].run(pyfuncitem.obj(**given))
+    runner = pyfuncitem.funcargs["virtual_runner"]
+    assert isinstance(runner, asyncio.Runner)
+    runner.run(pyfuncitem.obj(**given))
     return True
