@@ -22,8 +22,8 @@ def cluster(request: pytest.FixtureRequest, virtual_runner: asyncio.Runner) -> C
     """The cluster in memory that the module's ``scene`` makes; without one, all bookies, empty."""
     scene: Callable[[], Coroutine[Any, Any, Cluster]]
     scene = getattr(request.module, "scene", Cluster.start)
-    made: Cluster = virtual_runner.run(scene())
-    return made
+    cluster: Cluster = virtual_runner.run(scene())
+    return cluster
 
 
 @pytest.hookimpl(tryfirst=True)
