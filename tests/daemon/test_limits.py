@@ -1,8 +1,8 @@
 """Limits that are ordered for all nodes, instead of their settings."""
 
 import asyncio
-import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import cast
 
@@ -36,7 +36,7 @@ from tests.daemon.visits import visiting
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import PATHS, node_info
+from tests.replication.nodes import PATHS, Node, node_info
 from tests.replication.overload import overload
 
 URI = "zk+hierarchical://zk:2181/ledgers"
@@ -75,20 +75,8 @@ def test_a_limit_may_have_a_suffix(text: str, number: int) -> None:
     ],
 )
 def test_a_limit_that_no_setting_allows_is_refused(key: str, text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        Limit(key).convert(text, None, None)
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "allowed"),
-    [
-        ("reads_in_flight_per_bookie", "1.5", "whole number from 1 to 500"),
-        ("reads_in_flight_per_bookie", "501", "whole number from 1 to 500"),
-        ("entries_per_s", "x", "whole number from 0 to 1000000000. Examples: 20000000, 20M"),
-    ],
-)
-def test_a_refused_limit_is_reported_with_its_range(key: str, text: str, allowed: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"{text}.* is not a {re.escape(allowed)}.$"):
+    most = "500" if key == "reads_in_flight_per_bookie" else "1000000000000"
+    with pytest.raises(click.BadParameter, match=f"is not a whole number from . to {most}"):
         Limit(key).convert(text, None, None)
 
 
@@ -210,6 +198,19 @@ class RecordedCopying:
         return self.flow.of(B1).limits
 
 
+@asynccontextmanager
+async def sharing(
+    cluster: Cluster, node: Node, budgets: Budgets, settings: Settings | None = None, **most: int
+) -> AsyncIterator[None]:
+    """Let a node keep to its share of the reads of each bookie."""
+    live = LiveSettings(settings or Settings(metadata_service_uri=URI))
+    keeping = asyncio.create_task(
+        keep_to_our_share(live, node.views, node.membership, budgets, clock=cluster.clock, **most)
+    )
+    yield
+    keeping.cancel()
+
+
 @in_virtual_time
 async def test_a_worker_follows_an_order_and_then_its_settings_again() -> None:
     cluster = await Cluster.start()
@@ -221,23 +222,14 @@ async def test_a_worker_follows_an_order_and_then_its_settings_again() -> None:
     batcher = Batcher(cluster.store, ())
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
-    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
-        following = [
-            tasks.create_task(
-                keep_to_pace(
-                    LiveSettings(settings), node.views, cast(BulkTransfers, copying), batcher
-                )
-            ),
-            tasks.create_task(
-                keep_to_our_share(
-                    LiveSettings(settings),
-                    node.views,
-                    node.membership,
-                    budgets,
-                    clock=cluster.clock,
-                )
-            ),
-        ]
+    async with (
+        cluster.node() as node,
+        sharing(cluster, node, budgets, settings),
+        asyncio.TaskGroup() as tasks,
+    ):
+        following = tasks.create_task(
+            keep_to_pace(LiveSettings(settings), node.views, cast(BulkTransfers, copying), batcher)
+        )
 
         def told() -> tuple[dict[str, int], bool, int]:
             return copying.rates, copying.flow.yields, budgets.reads_in_flight_max
@@ -270,9 +262,7 @@ async def test_a_worker_follows_an_order_and_then_its_settings_again() -> None:
             await cluster.store.create(path, is_ephemeral=True, with_parents=True)
         await asyncio.sleep(SHARES_INTERVAL_S + SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 20, "and so do executors of fsck"
-
-        for task in following:
-            task.cancel()
+        following.cancel()
 
 
 @in_virtual_time
@@ -310,14 +300,9 @@ async def test_the_last_share_stays_while_nodes_cannot_be_counted(
     hide: Callable[[MemoryStore], set[str]],
 ) -> None:
     cluster = await Cluster.start()
-    settings, budgets = Settings(metadata_service_uri=URI), Budgets(reads_in_flight_max=64)
+    budgets = Budgets(reads_in_flight_max=64)
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
-    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(
-            keep_to_our_share(
-                LiveSettings(settings), node.views, node.membership, budgets, clock=cluster.clock
-            )
-        )
+    async with cluster.node() as node, sharing(cluster, node, budgets):
         await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
         await asyncio.sleep(SOON_S)
         await cluster.store.create(PATHS.fsck_executors, with_parents=True)
@@ -330,34 +315,20 @@ async def test_the_last_share_stays_while_nodes_cannot_be_counted(
         hidden.clear()
         await asyncio.sleep(2 * SHARES_INTERVAL_S)
         assert budgets.reads_in_flight_max == 2_000 // 10
-        keeping.cancel()
 
 
 @in_virtual_time
 async def test_the_checks_have_their_own_limit_or_a_lower_order() -> None:
     cluster = await Cluster.start()
-    settings, budgets = Settings(metadata_service_uri=URI), Budgets(reads_in_flight_max=64)
+    budgets = Budgets(reads_in_flight_max=64)
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
-    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(
-            keep_to_our_share(
-                LiveSettings(settings),
-                node.views,
-                node.membership,
-                budgets,
-                clock=cluster.clock,
-                count_max=16,
-            )
-        )
-
+    async with cluster.node() as node, sharing(cluster, node, budgets, count_max=16):
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 16
 
         await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 3
-
-        keeping.cancel()
 
 
 @in_virtual_time

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,6 +92,22 @@ async def checked(response: ClientResponse, path: str) -> Any:
     return value
 
 
+def without_arguments(
+    test: Callable[..., Any], given: Set[str], run: Callable[[dict[str, Any]], None]
+) -> Callable[..., None]:
+    """Return a test that runs ``run`` with its fixtures: the arguments that are not ``given``."""
+
+    def run_test(**fixtures: Any) -> None:
+        run(fixtures)
+
+    run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+    wanted = inspect.signature(test).parameters
+    run_test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each for name, each in wanted.items() if name not in given]
+    )
+    return run_test
+
+
 def over_http(
     scene: Scene = nothing,
     *,
@@ -120,16 +136,12 @@ def over_http(
             ):
                 await test(client=client, **fixtures)
 
-        def run_test(**fixtures: Any) -> None:
+        def run_it(fixtures: dict[str, Any]) -> None:
             with TemporaryDirectory() as folder:
                 token = Path(folder, "token")
                 token.write_text(TOKEN)
                 asyncio.run(run(token, fixtures))
 
-        run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
-        run_test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [each for name, each in wanted.items() if name not in ("client", "cluster")]
-        )
-        return run_test
+        return without_arguments(test, {"client", "cluster"}, run_it)
 
     return decorate

@@ -12,9 +12,10 @@ import threading
 import time
 import urllib.request
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -66,21 +67,28 @@ def answers(port: int) -> bool:
     return False
 
 
+@contextmanager
+def running(http: HttpSettings) -> Iterator[list[MutableMapping[str, Any]]]:
+    """Run a server and yield what it logs, once it has logged something."""
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(replace(settings(0), http=http)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            yield logged
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+
 def test_a_port_in_use_is_told_once_and_tried_again(
     taken: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "RETRY_S", 0.01)
     port = taken.getsockname()[1]
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(settings(port)), [])
-        thread.start()
-        try:
-            wait_until(lambda: logged)
-            time.sleep(0.1)
-            taken.close()
-            wait_until(lambda: answers(port))
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
+    with running(HttpSettings(port=port)) as logged:
+        time.sleep(0.1)
+        taken.close()
+        wait_until(lambda: answers(port))
 
     failed = [each for each in logged if each["event"] == "http.listen_failed"]
     assert [(each["log_level"], each["port"]) for each in failed] == [("error", port)]
@@ -122,26 +130,13 @@ def test_a_port_that_cannot_be_opened_is_told_with_its_own_remedy(
 def test_all_ipv6_addresses_include_those_of_ipv4() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
-    with capture_logs() as logged:
-        http = HttpSettings(address="::", port=0)
-        thread = http_thread(LiveSettings(replace(settings(0), http=http)), [])
-        thread.start()
-        try:
-            wait_until(lambda: logged)
-            assert answers(logged[0]["port"]), "127.0.0.1 is an address of this host"
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
+    with running(HttpSettings(address="::", port=0)) as logged:
+        assert answers(logged[0]["port"]), "127.0.0.1 is an address of this host"
 
 
 def test_a_missing_token_is_told_in_the_log() -> None:
-    http = HttpSettings(port=0, token_file="/nonexistent/token")
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(replace(settings(0), http=http)), [])
-        thread.start()
-        try:
-            wait_until(lambda: any(each["event"] == "http.token_unusable" for each in logged))
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
+    with running(HttpSettings(port=0, token_file="/nonexistent/token")) as logged:
+        wait_until(lambda: any(each["event"] == "http.token_unusable" for each in logged))
 
     (told,) = (each for each in logged if each["event"] == "http.token_unusable")
     assert "/nonexistent/token" in told["error"]
@@ -180,13 +175,8 @@ def test_a_server_that_crashes_starts_again(monkeypatch: pytest.MonkeyPatch) -> 
         await real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(server, "listen", listen)
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(settings(0)), [])
-        thread.start()
-        try:
-            wait_until(lambda: any(each["event"] == "http.listening" for each in logged))
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
+    with running(HttpSettings(port=0)) as logged:
+        wait_until(lambda: any(each["event"] == "http.listening" for each in logged))
     assert "role.crashed" in [each["event"] for each in logged]
 
 
@@ -227,15 +217,10 @@ def test_garbage_is_answered_with_400_and_not_logged(capfd: pytest.CaptureFixtur
         writer.close()
         return answer
 
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(settings(0)), [])
-        thread.start()
-        try:
-            wait_until(lambda: logged)
-            port = logged[0]["port"]
-            assert asyncio.run(ask(port)).startswith(b"HTTP/1.0 400")
-            assert json.loads(get(port, "/healthz")[1])["is_ok"] is True
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
+    with running(HttpSettings(port=0)) as logged:
+        port = logged[0]["port"]
+        assert asyncio.run(ask(port)).startswith(b"HTTP/1.0 400")
+        assert json.loads(get(port, "/healthz")[1])["is_ok"] is True
+    assert not answers(port)
     assert [each["event"] for each in logged] == ["http.listening"]
     assert capfd.readouterr().err == ""
