@@ -330,6 +330,18 @@ async def test_it_gives_up_on_an_open_ledger_whose_end_cannot_be_found(
 
 
 @in_virtual_time
+async def test_of_many_blocked_ledgers_only_some_are_named() -> None:
+    cluster, heard = await with_ledgers(*[(B1, B2)] * (waiting.SHOWN_MAX + 3)), Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        with pytest.raises(RejectedError):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert len(heard.told) == waiting.SHOWN_MAX + 1
+    assert heard.told[-1].startswith("and 3 more.")
+
+
+@in_virtual_time
 async def test_a_bookie_that_returns_in_time_unblocks_its_ledgers() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster), cluster.node() as node, working(node):

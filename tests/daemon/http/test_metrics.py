@@ -1,6 +1,7 @@
 """/metrics: the text, its conventions, and the page that describes it."""
 
 import asyncio
+import logging
 import re
 from pathlib import Path
 
@@ -85,14 +86,16 @@ def test_many_scrapers_share_one_text() -> None:
         REGISTRY._names_to_collectors["bookmender_leader"].set(0)  # type: ignore[attr-defined]
 
 
-def test_the_log_of_a_node_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_a_node_counts_warnings_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
         set_up_logs(LogSettings(format="json"))
-        structlog.get_logger().error("counted.once")
+        for level in ("info", "warning", "error"):
+            structlog.get_logger().log(getattr(logging, level.upper()), "counted.once")
     finally:
         structlog.configure(**before)
 
-    labels = {"level": "error", "event": "counted.once"}
-    assert REGISTRY.get_sample_value("bookmender_log_events_total", labels) == 1.0
+    for level, count in (("info", None), ("warning", 1.0), ("error", 1.0)):
+        labels = {"level": level, "event": "counted.once"}
+        assert REGISTRY.get_sample_value("bookmender_log_events_total", labels) == count
     assert "counted.once" in capsys.readouterr().err
