@@ -91,6 +91,8 @@ class Child:
     def pause(self) -> None:
         """Freeze the process (SIGSTOP): its connections stay open, and nothing answers on them."""
         self._signal(signal.SIGSTOP)
+        # A thread that runs meanwhile may still answer.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
