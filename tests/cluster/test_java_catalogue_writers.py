@@ -260,8 +260,8 @@ def test_a_java_reader_continues_after_all_bookies_are_replaced(
     written = on_the_same_two(
         java,
         uri,
-        java.write(uri, msgspec.structs.replace(ON_TWO, count=8)),
-        java.write(uri, msgspec.structs.replace(left_open, count=8)),
+        java.write(uri, msgspec.structs.replace(ON_TWO, count=24)),
+        java.write(uri, msgspec.structs.replace(left_open, count=24)),
     )
     ledger_ids = [each.ledger for each in written]
     victims = members(java, uri, ledger_ids[0])
@@ -287,7 +287,7 @@ def on_the_same_two(
 ) -> list[Expected]:
     """Return a closed and an open ledger on the same two bookies.
 
-    Ten pairs make a match very likely.
+    There are ten pairs, so 24 ledgers of each kind leave no doubt that one matches.
     """
     pairs = {frozenset(members(java, uri, each.ledger)): each for each in closed}
     return next(
