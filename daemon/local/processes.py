@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from ledgers.errors import UnavailableError
@@ -92,7 +93,8 @@ class Child:
         """Freeze the process (SIGSTOP): its connections stay open, and nothing answers on them."""
         self._signal(signal.SIGSTOP)
         # A thread that runs meanwhile may still answer.
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        with suppress(ChildProcessError):  # the child of another process
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
