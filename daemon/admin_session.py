@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import click
 import structlog
 from msgspec import structs
 
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
-from daemon.zookeeper import open_store
+from daemon.zookeeper import Tell, open_store, tell_on_stderr
 from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError, UnauthorizedError
 from ledgers.host_names import host_names
@@ -36,9 +35,6 @@ from replication.znodes import ACL_HINT, ClusterPaths
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-NOTICE_S = 2.0
-"""After this time, a command says that it waits for ZooKeeper."""
 
 
 def operator() -> str:
@@ -118,18 +114,15 @@ async def note_order(
 
 @asynccontextmanager
 async def admin_session(
-    settings: Settings, *, ends_with_loop: bool = False
+    settings: Settings, *, ends_with_loop: bool = False, tell: Tell = tell_on_stderr
 ) -> AsyncIterator[AdminSession]:
     """Open a session for a command and close it at the end.
 
-    ``ends_with_loop``: see ``open_store``. Raises SettingsError (another layout), UnavailableError
-    (no ZooKeeper, or no cluster there).
+    ``ends_with_loop``, ``tell``: see ``open_store``. Raises SettingsError (another layout),
+    UnavailableError (no ZooKeeper, or no cluster there).
     """
-    store = await open_store(settings, ends_with_loop=ends_with_loop)
-    try:
+    async with open_store(settings, ends_with_loop=ends_with_loop, tell=tell) as store:
         yield await AdminSession.on(store, settings)
-    finally:
-        await store.close()
 
 
 def run_in_session(config: Path | None, action: Callable[[AdminSession], Awaitable[T]]) -> T:
@@ -142,21 +135,10 @@ def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[T]])
     log_errors_only(settings)
 
     async def run() -> T:
-        loop = asyncio.get_running_loop()
-        notice = loop.call_later(NOTICE_S, _tell_that_it_waits, settings)
-        try:
-            async with admin_session(settings) as cluster:
-                notice.cancel()
-                return await action(cluster)
-        finally:
-            notice.cancel()
+        async with admin_session(settings) as cluster:
+            return await action(cluster)
 
     return asyncio.run(run())
-
-
-def _tell_that_it_waits(settings: Settings) -> None:
-    limit_s = settings.zookeeper.connect_timeout_s
-    click.echo(f"Waiting for ZooKeeper ({settings.uri.hosts}), at most {limit_s:g} s.", err=True)
 
 
 def log_errors_only(settings: Settings) -> None:

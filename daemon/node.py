@@ -64,7 +64,7 @@ def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> in
             state = RoleState("observer")
             session = partial(run_observer_session, settings, new_outages(settings), state)
             roles, reloadable = [_role("observer", session, state)], LOG_SETTINGS
-            open_once = partial(open_observing, settings)
+            open_once = partial(open_observing, settings, None, RoleState("observer"))
         else:
             journal = stack.enter_context(closing(open_journal(settings)))
             journal.try_out()

@@ -73,8 +73,7 @@ async def open_session(
     UnauthorizedError. The body is cancelled and SessionLostError raised when the session is lost.
     """
     settings = live.current
-    store = await open_store(settings, ends_with_loop=True)
-    try:
+    async with open_store(settings, ends_with_loop=True, is_of_node=role is not Role.HAND) as store:
         store.outbox.requests_per_s = settings.zookeeper.requests_per_s
         session = await _join(store, live, role, journal)
         try:
@@ -88,8 +87,6 @@ async def open_session(
                     task.cancel()
         finally:
             log.info("session.closed", role=role.value, request_count=store.request_count)
-    finally:
-        await store.close()
 
 
 async def _join(

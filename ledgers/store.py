@@ -42,6 +42,8 @@ READ_TRIES_MAX = 5
 CREATE_TRIES_MAX = 10
 """A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
 is created here may be deleted before its child is created."""
+SILENT_S = 3.0
+"""A store that waits for an answer for longer is silent. Shorter pauses of a server are usual."""
 BREAK_REPORT_MAX_S = 1.0
 """Longest wait between the failure of a request and the report that its connection broke."""
 
@@ -171,6 +173,16 @@ class MetadataStore(ABC):
     @property
     def state(self) -> SessionState:
         return self._session.state
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing was answered although a request or a ping waits; 0: nothing waits.
+        May be read on any thread."""
+        return self._session.silent_s
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silent_s > SILENT_S
 
     @property
     def session_id(self) -> int:
@@ -341,6 +353,10 @@ class Session:
         self._by_path: dict[str, list[Subscription]] = {}
         self.on_not_suspended: Callable[[], None] = lambda: None
         """Called after the session is resumed, and after it is lost."""
+
+    @property
+    def silent_s(self) -> float:
+        return 0.0
 
     def suspend(self) -> None:
         if self.state is SessionState.CONNECTED:

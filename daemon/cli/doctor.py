@@ -11,15 +11,13 @@ for another reason: its last operation checks a znode that does not exist.
 import asyncio
 import enum
 import os
-import re
 import shutil
-import ssl
 import statistics
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,31 +41,28 @@ from daemon.words import counted, printable, shortened
 from daemon.zookeeper import open_store
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock, SystemClock
-from ledgers.codec.registration import Address, parse_address
 from ledgers.errors import (
     BookmenderError,
-    NameNotResolvedError,
     NoNodeError,
     SecureConnectionError,
     SettingsError,
     UnauthorizedError,
     UnsupportedError,
 )
-from ledgers.host_names import host_names
 from ledgers.model import BookieId
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH
 from ledgers.placement.topology import Racks
 from ledgers.registration import BookieView, read_instance_id
-from ledgers.security import OPEN, SecuritySettings, security_for, tls_failure
-from ledgers.store import Check, Create, MultiFailed, SetData, children_if_any
-from ledgers.tasks import in_daemon_thread
+from ledgers.security import SecuritySettings
+from ledgers.store import Check, Create, MetadataStore, MultiFailed, SetData, children_if_any
+from ledgers.zookeeper.servers import Server, ask_servers
 from replication.cluster import ViewSource
 from replication.nodes import LiveNode, NodeInfo, Role
 from replication.racks import RackKeeper, has_unused_racks
 
-SERVER_TIMEOUT_S, CONNECT_TIMEOUT_S, CHECK_TIMEOUT_S, CLOSE_TIMEOUT_S = 2.0, 3.0, 4.0, 0.5
-"""Time to ask each server of ZooKeeper, to open a session, for each check in it, and to close it.
-Less than 10 s in all."""
+CONNECT_TIMEOUT_S, CHECK_TIMEOUT_S = 3.0, 4.0
+"""Time to open a session, and for each check in it. With the time to ask each server of ZooKeeper,
+less than 10 s in all."""
 PINGS = 11
 LATENCY_BOUNDS_S = 0.1, 1.0
 SKEW_BOUNDS_S = 2.0, 30.0
@@ -127,17 +122,6 @@ def _bounded_by(bounds: tuple[float, float], value: float, found: Finding) -> Fi
     return structs.replace(found, level=Level.ERROR if value >= bounds[1] else Level.WARN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """The answer of a ZooKeeper server. ``version``: empty if the server does not tell it.
-    ``error``: why the server cannot be reached; empty if it can. ``advice``: what to do then."""
-
-    version: str = ""
-    mode: str = ""
-    error: str = ""
-    advice: str = "Start the server, or remove it from metadata_service_uri."
-
-
 @click.command()
 @config_option
 @output_option
@@ -171,13 +155,10 @@ async def diagnose(
 ) -> list[Finding]:
     """Run all checks, and return their findings in a fixed order. ``config``: the settings file."""
     on_host = [*settings_findings(settings, config), *state_findings(state_dir(settings))]
-    hosts = settings.uri.hosts.split(",")
     try:
-        tls = await in_daemon_thread(security_for(settings.security).zookeeper_tls)
+        servers = await ask_servers(settings.uri.hosts, security=settings.security)
     except SettingsError as error:
         return [*on_host, _error("zookeeper", str(error), WRONG_SECURITY)]
-    ask = partial(ask_server, security=settings.security, tls=tls)
-    servers = dict(zip(hosts, await asyncio.gather(*map(ask, hosts)), strict=True))
     return [
         *on_host,
         *server_findings(servers),
@@ -204,7 +185,8 @@ async def _in_cluster(
         zookeeper=replace(settings.zookeeper, connect_timeout_s=timeout_s),
     )
     try:
-        store = await open_store(hasty)
+        async with open_store(hasty) as store:
+            return await _in_session(settings, store, writes=writes, clock=clock)
     except BookmenderError as error:
         advice = NO_SERVER
         if isinstance(error, SettingsError | SecureConnectionError):
@@ -212,6 +194,11 @@ async def _in_cluster(
         elif isinstance(error, UnsupportedError):
             advice = OLD_SERVER
         return [_error("zookeeper", str(error), advice)]
+
+
+async def _in_session(
+    settings: Settings, store: MetadataStore, *, writes: bool, clock: Clock
+) -> list[Finding]:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             cluster = await AdminSession.on(store, settings)
@@ -221,10 +208,6 @@ async def _in_cluster(
         advice = "Check metadata_service_uri. If the cluster is new, create it with BookKeeper."
         text = str(error) or "no answer"
         return [_error("cluster", text, advice)]
-    finally:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await store.close()
 
 
 NO_SERVER = "Check metadata_service_uri, the network, and that the servers have a quorum."
@@ -307,52 +290,11 @@ def state_findings(folder: Path) -> list[Finding]:
 # --- ZooKeeper ------------------------------------------------------------------------------------
 
 
-async def ask_server(
-    host: str, *, security: SecuritySettings = OPEN, tls: ssl.SSLContext | None = None
-) -> Server:
-    """Connect to the server, and ask for its version by the command ``srvr``.
-
-    ``tls``: the context for ZooKeeper; None: without TLS.
-    """
-    address = parse_address(host) or Address(host=host, port=2181)
-    try:
-        async with asyncio.timeout(SERVER_TIMEOUT_S):
-            ip = (await host_names().addresses(address.host))[0]
-            reader, writer = await asyncio.open_connection(ip, address.port)
-            try:
-                if tls is not None:
-                    try:
-                        await writer.start_tls(tls, server_hostname=address.host)
-                    except OSError as error:
-                        told = tls_failure(error, security, server="ZooKeeper", host=address.host)
-                        return Server(error=told, advice=WRONG_SECURITY)
-                writer.write(b"srvr")
-                with suppress(ConnectionError):
-                    return parse_server(await reader.read(4096))
-                return Server()
-            finally:
-                writer.close()
-    except TimeoutError:
-        return Server(error="it does not answer")
-    except NameNotResolvedError as error:
-        return Server(error=error.args[0])
-    except OSError as error:
-        return Server(error=error.strerror or str(error))
-
-
-def parse_server(answer: bytes) -> Server:
-    """Parse the reply to ``srvr``. Servers may refuse the command."""
-    text = answer.decode(errors="replace")
-    version = re.search(r"version: ([0-9.]+)", text)
-    mode = re.search(r"^Mode: (\w+)", text, re.MULTILINE)
-    return Server(version=version[1] if version else "", mode=mode[1] if mode else "")
-
-
 def server_findings(servers: Mapping[str, Server]) -> Iterator[Finding]:
     for host, server in servers.items():
         if server.error:
-            text = f"{host} cannot be reached: {server.error}"
-            yield (_warn if len(servers) > 1 else _error)("zookeeper", text, server.advice)
+            advice = f"{server.advice[0].upper()}{server.advice[1:]}."
+            yield (_warn if len(servers) > 1 else _error)("zookeeper", server.error, advice)
         elif server.version and _numbers(server.version) < OLDEST_ZOOKEEPER:
             text = f"{host} is ZooKeeper {server.version}, which is too old for bookmender"
             yield _error("zookeeper", text, OLD_SERVER)

@@ -31,6 +31,7 @@ from daemon.live_settings import LiveSettings
 from daemon.role_state import NodeService
 from daemon.settings import HttpSettings
 from daemon.threads import ServiceThread
+from daemon.zookeeper import tell_in_log
 from ledgers.errors import BookmenderError, LocalLimitError, SettingsError
 from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -91,7 +92,7 @@ async def serve(live: LiveSettings, roles: Sequence[NodeService]) -> None:
 async def open_cluster(live: LiveSettings) -> AsyncIterator[AdminSession]:
     """Open a session for requests, with the rate limit of the node's roles."""
     settings = live.current
-    async with admin_session(settings) as cluster:
+    async with admin_session(settings, tell=tell_in_log) as cluster:
         if isinstance(cluster.store, ZooKeeperStore):
             cluster.store.outbox.requests_per_s = settings.zookeeper.requests_per_s
         yield cluster

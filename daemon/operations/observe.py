@@ -250,13 +250,13 @@ async def open_observing(
     """Open a session that cannot write, and build the ledger map in it. The end of the session
     ends the body.
 
-    ``state``: where a node publishes that it observes.
+    ``state``: where a node publishes that it observes; None: for a command.
     Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
     UnauthorizedError.
     """
-    zookeeper, clock = await open_store(settings), SystemClock()
-    store, state = zookeeper.as_read_only(), state or RoleState("observer")
-    try:
+    async with open_store(settings, is_of_node=state is not None) as zookeeper:
+        clock, store = SystemClock(), zookeeper.as_read_only()
+        state = state or RoleState("observer")
         cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))
         view = await views.refresh()
@@ -282,8 +282,6 @@ async def open_observing(
                 beside.start(work)
             with state.in_session(zookeeper), state.working():
                 yield observing
-    finally:
-        await store.close()
 
 
 @asynccontextmanager

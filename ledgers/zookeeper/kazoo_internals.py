@@ -31,6 +31,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ SEND_BYTES_MAX = 64 * 1024
 RECEIVE_BYTES_MAX = 256 * 1024
 REPLY_BYTES_MAX = 256 * 1024 * 1024
 """A longer reply breaks the connection. Lists of children are the longest: 20 MB for a million."""
+PING_S = 1.2
+"""Longest time without a request before a ping. kazoo alone pings after a third of the session
+timeout; more pings, which cost a server next to nothing, tell sooner that it is silent."""
 EVENTS_PAUSE_S = 0.002
 """Pause after an event while no request is in flight. The events of this time are then read and
 handled together, which costs much less than one by one. A new request ends the pause."""
@@ -127,8 +131,22 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         self._received = bytearray()
         self._is_abandoned = False
         self._is_woken = False
+        self._unanswered_since_s: float | None = None
+        self._read_timeout_s = 0.0
+        self.ping_outstanding = _OutstandingPing()
         self._has_event = False
         """True if events were handled since the last wait."""
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long nothing was received although a request, a ping or a connection waits
+        for an answer. May be read on any thread."""
+        since_s = self._unanswered_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def _asked(self) -> None:
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = time.monotonic()
 
     def submit(self, request: Any, result: Any) -> None:
         """Queue a request, on any thread. ``result``: its ``set`` or ``set_exception`` gets the
@@ -178,16 +196,19 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             # Pending before the write: a write that fails may still have delivered the request.
             pending.append((request, result, xid))
         if message:
+            self._asked()
             self._write(message, connect_timeout)
         if queue:
             self._wake()
 
     def _send_ping(self, connect_timeout: float) -> None:
         self._on_ping()
+        self._asked()
         super()._send_ping(connect_timeout)
 
     def _expand_client_hosts(self) -> Any:
         """Look up the servers. Without a free file, names seem not to exist, or lookups raise."""
+        self._asked()  # kazoo connects, because there is no connection
         found: Any = []
         with suppress(OSError):
             found = super()._expand_client_hosts()
@@ -198,12 +219,19 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received.clear()  # unread bytes of the last connection
         try:
-            return super()._connect(host, hostip, port)
+            read_timeout_ms, connect_timeout_ms = super()._connect(host, hostip, port)
         except ConnectionDropped as error:
             cause = error.__context__
             if isinstance(self._socket, ssl.SSLSocket) and isinstance(cause, OSError):
                 self.handler.note_tls_failure(cause, host, is_established=True)
             raise
+        self._unanswered_since_s = None
+        self._read_timeout_s = read_timeout_ms / 1000
+        # kazoo pings after half of the time that is returned here. The connection to a silent
+        # server breaks as late as without this, because a pause must not break all connections.
+        ping_ms = min(read_timeout_ms / 2, PING_S * 1000)
+        self.ping_outstanding.max_s = (read_timeout_ms - ping_ms) / 1000
+        return 2 * ping_ms, connect_timeout_ms
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         """Authenticate a new connection with DIGEST-MD5, before any other request. Raises
@@ -251,12 +279,16 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         return super()._invoke(min(timeout, self.handler.connect_timeout_s), *request, **options)
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """Handle the next reply or event, and all others that are already received."""
+        """Handle the next reply or event, and all others that are already received. The rest of one
+        may take the time-out of the session, not the shorter one that makes kazoo ping often."""
+        read_timeout = max(read_timeout, self._read_timeout_s)
         if not self._received:
             self._receive(read_timeout)
         response = self._read_next(read_timeout)
         while response != CLOSE_RESPONSE and self._has_reply():
             response = self._read_next(read_timeout)
+        if not (self.client._pending or self.ping_outstanding.since_s):
+            self._unanswered_since_s = None
         if self._has_event and not self.client._pending:
             self.handler.select([self._read_sock], [], [], EVENTS_PAUSE_S)
         self._has_event = False
@@ -323,6 +355,25 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         if not chunk:
             raise ConnectionDropped("socket connection broken")
         self._received += chunk
+        if self._unanswered_since_s is not None:
+            self._unanswered_since_s = time.monotonic()
+
+
+class _OutstandingPing:
+    """In place of kazoo's event: set if a ping has had no answer for ``max_s``."""
+
+    def __init__(self) -> None:
+        self.max_s = 0.0
+        self.since_s: float | None = None
+
+    def set(self) -> None:
+        self.since_s = self.since_s or time.monotonic()
+
+    def clear(self) -> None:
+        self.since_s = None
+
+    def is_set(self) -> bool:
+        return self.since_s is not None and time.monotonic() - self.since_s >= self.max_s
 
 
 _CHECK_SASL = "check that the servers have SASL (jaas.conf, authProvider)"

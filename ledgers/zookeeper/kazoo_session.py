@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -39,7 +37,7 @@ from ledgers.errors import (
     UnsupportedError,
 )
 from ledgers.security import OPEN, Security, security_for
-from ledgers.store import Event, EventKind, Session, SessionState, session_lost
+from ledgers.store import SILENT_S, Event, EventKind, Session, SessionState, session_lost
 from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.kazoo_internals import MultiRead, OneSessionHandler, replace_connection
 
@@ -52,13 +50,13 @@ as lost. More than one, because a new ZooKeeper leader restarts the timeout of e
 sessions and their locks survive an outage of all of ZooKeeper."""
 EVENTS_WAITING_MAX = 100_000
 """Events that wait for our loop. Further ones break the connection; watchers then read again."""
-RESOLVE_MAX_S = 1.0
-"""Maximum time of name lookups. The error's list of unknown names omits slower lookups."""
 GOODBYE_MAX_S = 2.0
 """Time that a server has to close the session before we close the connection."""
 THREAD_END_MAX_S = 2.0
 """Time that kazoo's thread has to end after that. It cannot be woken while it looks up a host
 name, which takes a minute if no name server answers."""
+UNOPENED_END_MAX_S = 0.2
+"""The same before a session was opened. Nothing depends on its end then."""
 
 EVENT_KINDS = {
     1: EventKind.CREATED,
@@ -137,6 +135,10 @@ class KazooSession(Session):
         )
         self._client.add_listener(self._state_changed)
 
+    @property
+    def silent_s(self) -> float:
+        return self._connection.silent_s
+
     async def open(self, *, timeout_s: float) -> None:
         """Connect to a server. After an error the session is closed. Raises UnavailableError (no
         answer), SecureConnectionError, UnauthorizedError, UnsupportedError (server older than
@@ -167,8 +169,6 @@ class KazooSession(Session):
                 raise LocalLimitError(str(no_files), **context) from error
             if failure := self._handler.failure:
                 raise SecureConnectionError(failure, **context) from error
-            if unresolved := await unresolved_names(self._client.hosts):
-                context["no_address_of"] = ",".join(unresolved)
             raise UnavailableError("no ZooKeeper server answers", **context) from error
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
@@ -199,7 +199,8 @@ class KazooSession(Session):
         if self._is_closed:
             return
         self._is_closed = True
-        goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
+        goodbye_max_s = GOODBYE_MAX_S if self._client.connected and self.silent_s < SILENT_S else 0
+        end_max_s = THREAD_END_MAX_S if self.session_id else UNOPENED_END_MAX_S
         self._handle_lost(session_lost)
 
         def stop() -> None:
@@ -213,7 +214,7 @@ class KazooSession(Session):
             self._connection.abandon()
         if late or has_no_thread:
             self._handler.break_connection()
-            _, late = await asyncio.wait([stopping], timeout=THREAD_END_MAX_S)
+            _, late = await asyncio.wait([stopping], timeout=end_max_s)
         if late:
             stopping.cancel()
         else:
@@ -370,18 +371,6 @@ class _Reply:
 
     def set_exception(self, error: BaseException) -> None:
         self._session._inbox.post(self._session._settle, self, None, error, self.latency_s())
-
-
-async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
-    """Return the host names that do not resolve; slow lookups are left out."""
-    asked = {
-        asyncio.ensure_future(in_daemon_thread(partial(socket.getaddrinfo, host, port))): host
-        for host, port in hosts
-    }
-    done, late = await asyncio.wait(asked, timeout=RESOLVE_MAX_S)
-    for task in late:
-        task.cancel()
-    return sorted({asked[task] for task in done if task.exception() is not None})
 
 
 def resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -145,7 +145,7 @@ def test_a_wrong_address_is_refused_in_one_line(
         (f"zk+flat://{zookeeper}/ledgers", 2, "says flat, but the cluster"),
         (f"etcd://{zookeeper}/ledgers", 2, "the metadata store etcd is not supported"),
         (None, 2, "metadata_service_uri is not set"),
-        (f"zk+hierarchical://{nobody}/ledgers", 3, "no ZooKeeper server answers"),
+        (f"zk+hierarchical://{nobody}/ledgers", 3, f"nothing listens at {nobody}"),
     ):
         asyncio.run(
             assert_refused(address, COMMANDS, tmp_path, exit_code=exit_code, complaint=complaint)

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from daemon.local.ports import LOOPBACK
 from ledgers.errors import CorruptionError, SessionLostError
-from ledgers.store import Event, EventKind
+from ledgers.store import Event, EventKind, SessionState
 from ledgers.zookeeper import kazoo_session
 from ledgers.zookeeper.kazoo_internals import OneSessionHandler
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -74,6 +74,19 @@ async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> 
     async with opened(server, session_timeout_s=1) as store:
         with frozen(server):
             await store.wait_disconnected()
+
+
+async def test_a_frozen_server_is_silent_until_it_answers_again(server: ZooKeeperServer) -> None:
+    async with opened(server) as store, asyncio.timeout(60):  # idle: only pings are sent
+        with frozen(server):
+            await until(lambda: store.silent_s > 1)
+            assert store.state is SessionState.CONNECTED
+        await until(lambda: store.silent_s == 0)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  # no event tells of it
+        await asyncio.sleep(0.01)
 
 
 async def test_a_session_ends_if_its_event_loop_hangs(

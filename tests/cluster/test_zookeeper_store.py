@@ -38,13 +38,6 @@ async def test_opening_fails_in_time_if_no_server_answers() -> None:
     assert str(caught.value) == f"no ZooKeeper server answers (hosts={hosts}, waited_s=0.3)"
 
 
-async def test_hosts_without_an_address_are_named() -> None:
-    hosts = f"no-such-host.invalid:2181,{LOOPBACK}:{free_ports(1)[0]}"
-
-    with pytest.raises(UnavailableError, match=r"no_address_of=no-such-host\.invalid\)"):
-        await ZooKeeperStore.open(hosts, connect_timeout_s=0.3)
-
-
 async def test_opening_fails_in_time_if_the_server_never_answers() -> None:
     async with silent_server() as hosts:
         with pytest.raises(UnavailableError, match="no ZooKeeper server answers"):

@@ -242,10 +242,9 @@ def test_without_zookeeper_commands_exit_3_and_name_the_hosts(
 
     assert exit_code(monkeypatch, *command) == 3
 
-    assert capsys.readouterr().err == (
-        "bookmender: no ZooKeeper server answers: do the servers run, is metadata_service_uri "
-        "right, and does its port take connections without TLS (security.zookeeper_tls)? "
-        "(hosts=127.0.0.1:1,127.0.0.1:2, waited_s=0.5)\n"
+    assert capsys.readouterr().err.endswith(
+        "bookmender: no ZooKeeper server answers: nothing listens at 127.0.0.1:1; nothing listens "
+        "at 127.0.0.1:2. Next: start the servers, or correct metadata_service_uri\n"
     )
 
 

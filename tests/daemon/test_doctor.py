@@ -1,7 +1,6 @@
 """``bookmender doctor``: what each check finds."""
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from daemon.cli.doctor import (
     Finding,
     Level,
     Server,
-    ask_server,
     bookie_findings,
     clock_bound_finding,
     clock_finding,
@@ -24,25 +22,21 @@ from daemon.cli.doctor import (
     leader_finding,
     no_racks_finding,
     node_findings,
-    parse_server,
     server_findings,
     settings_findings,
     state_findings,
     worst,
 )
-from daemon.local.ports import LOOPBACK
-from daemon.local.security import Authority
 from daemon.settings import HttpSettings, Settings, load_settings
 from daemon.status.state import Services
 from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
-from ledgers.security import SecuritySettings, security_for
+from ledgers.security import SecuritySettings
 from replication.nodes import NodeInfo, Role
 from replication.settings import PlacementSettings
 from replication.znodes import vote_to_bytes
-from tests.certificates import need_openssl
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
@@ -203,26 +197,6 @@ def test_the_state_folder_must_be_writable(tmp_path: Path, monkeypatch: pytest.M
 # --- ZooKeeper ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answer", "server"),
-    [
-        pytest.param(
-            b"Zookeeper version: 3.9.5-293c, built on 2026\nLatency min: 0\nMode: leader\n",
-            Server(version="3.9.5", mode="leader"),
-            id="a version and a mode",
-        ),
-        pytest.param(
-            b"srvr is not executed because it is not in the whitelist.\n",
-            Server(),
-            id="the command is not allowed",
-        ),
-        pytest.param(b"", Server(), id="no answer"),
-    ],
-)
-def test_the_answer_of_a_server_is_parsed(answer: bytes, server: Server) -> None:
-    assert parse_server(answer) == server
-
-
 NEW, OLD = Server(version="3.9.5", mode="leader"), Server(version="3.5.10", mode="follower")
 GONE = Server(error="connection refused")
 
@@ -244,48 +218,6 @@ GONE = Server(error="connection refused")
 )
 def test_servers_are_judged(servers: dict[str, Server], levels: list[Level]) -> None:
     assert [each.level for each in server_findings(servers)] == levels
-
-
-def test_a_server_that_is_not_there_is_an_answer() -> None:
-    assert asyncio.run(ask_server("127.0.0.1:1")).error
-
-
-@pytest.mark.parametrize(
-    ("has_tls", "certified", "told"),
-    [
-        pytest.param(True, LOOPBACK, "", id="as the settings say"),
-        pytest.param(True, "elsewhere.example", "the certificate of ZooKeeper", id="another host"),
-        pytest.param(False, LOOPBACK, "check that TLS is on at this port", id="clear text"),
-    ],
-)
-def test_a_server_is_asked_over_tls(
-    tmp_path: Path, has_tls: bool, certified: str, told: str
-) -> None:
-    need_openssl()
-    authority = Authority(tmp_path)
-    at_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    at_server.load_cert_chain(authority.issue("server", hosts=[certified]).both)
-    security = SecuritySettings(zookeeper_tls=True, ca_file=str(authority.certificate))
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.read(4) == b"srvr":
-            writer.write(b"Zookeeper version: 3.9.5-x\nMode: leader\n")
-        writer.close()
-
-    async def ask() -> Server:
-        context = at_server if has_tls else None
-        async with await asyncio.start_server(answer, LOOPBACK, ssl=context) as serving:
-            port = serving.sockets[0].getsockname()[1]
-            tls = security_for(security).zookeeper_tls()
-            return await ask_server(f"{LOOPBACK}:{port}", security=security, tls=tls)
-
-    server = asyncio.run(ask())
-
-    if told:
-        assert told in server.error
-        assert "[security]" in server.advice
-    else:
-        assert server == Server(version="3.9.5", mode="leader")
 
 
 # --- Bookies --------------------------------------------------------------------------------------
