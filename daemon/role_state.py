@@ -5,6 +5,7 @@ state; the HTTP thread reads it. Each field is replaced and never changed in pla
 needed.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class RoleState:
         self.name = name
         self.store: ZooKeeperStore | None = None
         """The open session; None between two sessions."""
+        self._answered_s = time.monotonic()
+        """When ZooKeeper answered last, at the end of the last session."""
         self.is_working = False
         """True while the service does its work: a worker picks ledgers; an auditor leads, or takes
         part in the election; an observer looks."""
@@ -37,9 +40,17 @@ class RoleState:
 
     @property
     def is_connected(self) -> bool:
-        """True if the service has a session, and a server of ZooKeeper is connected."""
+        """True if the service has a session, and a server of ZooKeeper is connected and answers."""
         store = self.store
-        return store is not None and store.state is SessionState.CONNECTED
+        if store is None or store.is_silent:
+            return False
+        return store.state is SessionState.CONNECTED
+
+    @property
+    def silent_s(self) -> float:
+        """For how long ZooKeeper does not answer this service, or it has no session."""
+        store = self.store
+        return time.monotonic() - self._answered_s if store is None else store.silent_s
 
     @property
     def is_ready(self) -> bool:
@@ -56,6 +67,7 @@ class RoleState:
         try:
             yield
         finally:
+            self._answered_s = time.monotonic() - store.silent_s
             self.store = None
 
     @property

@@ -145,7 +145,8 @@ class ZooKeeperSettings:
     """ZooKeeper session timeout, 1 to 600. If this node is silent for longer, its locks and its
     vote are deleted."""
     connect_timeout_s: float = 15.0
-    """Timeout for opening a session, over all servers, 0.5 to 600."""
+    """Timeout for opening a session, over all servers, 0.5 to 600. Commands wait as long only if a
+    server answers but is slow."""
     requests_per_s: int = 0
     """Maximum number of requests per second that each role of this node sends to ZooKeeper. 0:
     only ZooKeeper's latency limits them."""
@@ -181,8 +182,9 @@ class HttpSettings:
     port: int = 7318
     """0: any free port, which the log event ``http.listening`` names."""
     open_reads: bool = False
-    """True: everybody who reaches the port may read /api. False: only this host may, or a request
-    with the token. /metrics, /healthz and /readyz are always open."""
+    """True: everybody who reaches the port may read /api. False: only this host may (over loopback,
+    not through a proxy), or a request with the token. /metrics, /healthz and /readyz are always
+    open."""
     token_file: str = ""
     """Absolute path of a file with a token of at least 16 characters, which changes need
     (``Authorization: Bearer TOKEN``). Empty: only client certificates allow changes."""

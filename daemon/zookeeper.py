@@ -38,7 +38,7 @@ def tell_on_stderr(text: str) -> None:
 
 
 def tell_in_log(text: str) -> None:
-    log.warning("zookeeper.awaited", text=text)
+    log.warning("zookeeper.observed", text=text)
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from checkpoints.codec import CheckpointDecoder, decode_page, encode_checkpoint, encode_page
 from checkpoints.model import Checkpoint
 from checkpoints.stores.zookeeper import decode_client
-from daemon.cli.doctor import parse_server
 from daemon.java_settings import read_properties
 from daemon.placement import parse_rack_file
 from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
@@ -51,6 +50,7 @@ from ledgers.secret import Secret
 from ledgers.wire import v2, v3
 from ledgers.wire.framing import FrameReader, frame
 from ledgers.wire.sasl import Credentials, DigestMd5
+from ledgers.zookeeper.servers import parse_server
 from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.racks import StoredRacks
@@ -172,7 +172,9 @@ DECODERS = {
     "record of a client": Decoder(
         lambda data: decode_client(data, path="/"), b'{"format":1,"epoch":1,"receipts":[]}'
     ),
-    "ZooKeeper's srvr": Decoder(parse_server, b"Zookeeper version: 3.9.5-1\nMode: leader\n", ()),
+    "ZooKeeper's srvr": Decoder(
+        lambda told: parse_server(told, "a"), b"Zookeeper version: 3.9.5-1\nMode: leader\n", ()
+    ),
 }
 ALL = pytest.mark.parametrize("decoder", DECODERS.values(), ids=DECODERS.keys())
 

@@ -1,17 +1,21 @@
 """Decides who may read and who may change something.
 
-Metrics and health are open to everybody who reaches the port. Reading the API is open on a loopback
-address, and needs the token otherwise (``http.open_reads``). Changing something always needs the
-token. A client certificate (``http.client_ca_file``) counts as the token. But browsers send it with
-requests that another web page makes, so a browser's request may not change anything with it.
+Metrics and health are open to everybody who reaches the port. Reading the API is open to this host
+(``is_from_this_host``), and needs the token otherwise (``http.open_reads``). Changing something
+always needs the token. A client certificate (``http.client_ca_file``) counts as the token. But
+browsers send it with requests that another web page makes, so a browser's request may not change
+anything with it.
 
-On a loopback address the ``Host`` header must name this host: else a web page in a browser on this
-host could read the API under the name of its own server (DNS rebinding).
+This host is who connects over loopback, whatever the address that the server listens on: so the
+page can be read by ``ssh -L`` and ``kubectl port-forward``. The ``Host`` header must name this
+host: else a web page in a browser on this host could read the API under the name of its own server
+(DNS rebinding). A request that a proxy forwards is from elsewhere.
 """
 
 import asyncio
 import hmac
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 
 from daemon.settings import HttpSettings
@@ -22,6 +26,8 @@ from ledgers.tasks import in_daemon_thread
 TOKEN_LENGTH_MIN = 16
 TOKEN_BYTES_MAX = 4_096
 SCHEME = "bearer "
+PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
+"""Headers that proxies add, in lower case, beside X-Forwarded-For and its kin."""
 
 
 class Refusal(Exception):
@@ -68,15 +74,19 @@ class Access:
                 "localhost, or set http.address for access from elsewhere.",
             )
 
-    def check_read(self, authorization: str, *, has_certificate: bool = False) -> None:
-        """Check a request that reads the API. Raises Refusal."""
-        if self._settings.is_loopback or self._settings.open_reads or has_certificate:
+    def check_read(
+        self, authorization: str, *, has_certificate: bool = False, is_here: bool = False
+    ) -> None:
+        """Check a request that reads the API. ``is_here``: as ``is_from_this_host``. Raises
+        Refusal."""
+        if is_here or self._settings.open_reads or has_certificate:
             return
         if not (self._settings.token_file or self._settings.client_ca_file):
             raise Refusal(
                 403,
-                "the API may be read only on a loopback address. Set http.open_reads = true, or "
-                "http.token_file and send the token.",
+                "the API may be read only on this host, at http://127.0.0.1 or localhost and not "
+                "through a proxy. Set http.open_reads = true, or http.token_file and send the "
+                "token.",
             )
         self._check_token(authorization)
 
@@ -140,6 +150,19 @@ def read_token(file: str) -> Secret[str]:
     return Secret(token)
 
 
+def is_from_this_host(peer: str, headers: Mapping[str, str]) -> bool:
+    """Return True if a request comes from this host itself. ``peer``: the address of the client.
+
+    A reverse proxy on this host connects over loopback as well. So a request with a header of a
+    proxy is not from this host.
+    """
+    names = {name.lower() for name in headers}
+    is_forwarded = not names.isdisjoint(PROXY_HEADERS) or any(
+        name.startswith("x-forwarded-") for name in names
+    )
+    return not is_forwarded and is_loopback(peer) and is_this_host(headers.get("Host", ""))
+
+
 def is_this_host(host: str) -> bool:
     """Return True if the ``Host`` header names this host by a loopback address or as localhost. An
     empty one is from a client of HTTP/1.0."""
@@ -148,9 +171,12 @@ def is_this_host(host: str) -> bool:
         name = name[1:].partition("]")[0]
     elif name.count(":") == 1:
         name = name.partition(":")[0]
-    if name in ("", "localhost", "localhost."):
-        return True
+    return name in ("", "localhost", "localhost.") or is_loopback(name)
+
+
+def is_loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(name).is_loopback
+        given = ipaddress.ip_address(address)
     except ValueError:
         return False
+    return (getattr(given, "ipv4_mapped", None) or given).is_loopback

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from daemon.http import java
 from daemon.http import openapi as _  # noqa: F401  # with it, all endpoints are defined
-from daemon.http.access import Access, Refusal
+from daemon.http.access import Access, Refusal, is_from_this_host
 from daemon.http.changes import UnknownBookieError, WrongRequestError
-from daemon.http.cluster_reader import ClusterReader, OpenCluster
+from daemon.http.cluster_reader import ClusterReader, NotReadError, OpenCluster
 from daemon.http.connections import CONNECTION
 from daemon.http.endpoints import ENDPOINTS, JSON, Endpoint, Kind, Shared, Start
 from daemon.http.live import LivePage
@@ -49,7 +49,7 @@ REQUESTS_MAX = 32
 REQUEST_S = 15.0
 CHANGE_S = 45.0
 """Time limits of a request. Before a maintenance window begins, metadata may be read for 15 s."""
-RETRY_AFTER_S = 2
+RETRY_LATER = {"Retry-After": "2"}
 HEADERS_OF_BROWSERS = ("Origin", "Sec-Fetch-Site")
 """Browsers send one of them with each request that changes something."""
 
@@ -138,7 +138,11 @@ class App:
                 authorization, has_certificate=is_known, is_of_browser=is_of_browser
             )
         else:
-            self._access.check_read(authorization, has_certificate=is_known)
+            self._access.check_read(
+                authorization,
+                has_certificate=is_known,
+                is_here=is_from_this_host(request.remote or "", request.headers),
+            )
 
 
 def _check_parameters(request: web.Request, endpoint: Endpoint) -> None:
@@ -169,8 +173,10 @@ def _answer_to(error: Exception, endpoint: Endpoint) -> web.Response:
             return _error(400, str(error))
         case UnknownBookieError():
             return _error(404, str(error))
+        case NotReadError():
+            return _error(503, str(error), headers=RETRY_LATER, taken_ms=error.taken_ms)
         case UnavailableError() | SessionLostError() | UnauthorizedError() | UnsupportedError():
-            return _error(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
+            return _error(503, str(error), headers=RETRY_LATER)
         case ConflictError():
             return _error(409, f"another client changed it at the same time. Try again ({error})")
         case RejectedError() | SettingsError():
@@ -181,9 +187,15 @@ def _answer_to(error: Exception, endpoint: Endpoint) -> web.Response:
     return _error(500, "a defect in bookmender; the log has more")
 
 
-def _error(status: int, text: str, *, headers: dict[str, str] | None = None) -> web.Response:
+def _error(
+    status: int,
+    text: str,
+    *,
+    headers: dict[str, str] | None = None,
+    taken_ms: int | None = None,
+) -> web.Response:
     return web.Response(
-        body=msgspec.json.encode(ErrorRecord(error=text)),
+        body=msgspec.json.encode(ErrorRecord(error=text, taken_ms=taken_ms)),
         status=status,
         content_type=JSON,
         headers=headers or {},

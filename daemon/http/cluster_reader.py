@@ -5,7 +5,9 @@ Many requests cost the cluster as little as one:
 1. One task reads. Requests for what is being read wait for the same reading.
 2. A reading is served for ``AGE_S``, or for ten times as long as it took if that is longer. So even
    readings of a very long queue take at most a tenth of the time.
-3. The session is opened by the first request, and closed after ``IDLE_S`` without any.
+3. While ZooKeeper is silent nothing is served: requests fail with the cause, and with the time of
+   the last reading.
+4. The session is opened by the first request, and closed after ``IDLE_S`` without any.
 
 A request that gives up does not stop the reading: the next request gets it. The session belongs to
 another thread (``LoopThread``), and answers are made in threads, because both take long while the
@@ -17,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -27,8 +29,10 @@ import structlog
 import uvloop
 
 from daemon.admin_session import AdminSession
+from daemon.zookeeper import wait_silent, why_silent
+from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError, SessionLostError, UnavailableError
-from ledgers.store import SessionState
+from ledgers.store import MetadataStore, SessionState
 from ledgers.tasks import in_daemon_thread
 
 log = structlog.get_logger()
@@ -38,16 +42,22 @@ T = TypeVar("T")
 AGE_S = 2.0
 AGE_FACTOR = 10.0
 """A reading is served for this many times as long as it took."""
-WAIT_S = 10.0
-"""How long a request waits for a reading."""
 READ_S = 120.0
 """Time limit of one reading."""
 IDLE_S = 300.0
 PENDING_MAX = 16
 """Readings that may wait at a time."""
 
-Read = Callable[[AdminSession], Awaitable[Any]]
+Read = Callable[[AdminSession], Coroutine[Any, Any, Any]]
 OpenCluster = Callable[[], AbstractAsyncContextManager[AdminSession]]
+
+
+class NotReadError(UnavailableError):
+    """The cluster cannot be read. ``taken_ms``: when it was last; None if it was not."""
+
+    def __init__(self, error: BookmenderError, *, taken_ms: int | None) -> None:
+        super().__init__(str(error))
+        self.taken_ms = taken_ms
 
 
 class OnThread(Protocol):
@@ -102,6 +112,8 @@ class ClusterReader:
         self._current = current
         self._readings: dict[str, Reading] = {}
         """Written in the loop of ``on_thread``, as all below. The loop of the requests looks up."""
+        self._taken_ms: dict[str, int] = {}
+        self._store: MetadataStore | None = None
         self._pending: dict[str, asyncio.Future[Reading]] = {}
         """What requests wait for. A reading that is not here any more began before a change."""
         self._wanted: asyncio.Queue[tuple[str, Read, asyncio.Future[Reading]]] = asyncio.Queue()
@@ -109,16 +121,19 @@ class ClusterReader:
     async def read(self, name: str, read: Read) -> Reading:
         """Return a recent result of ``read``. ``name``: the same for the same reading.
 
-        Raises UnavailableError, also if too much else waits, or if the reading takes longer than a
-        request may wait; and what ``read`` raises.
+        Raises NotReadError, also if too much else waits; and what ``read`` raises.
         """
         if (recent := self._recent(name)) is not None:
             return recent
-        return await self.on_thread(self._read(name, read))
+        try:
+            return await self.on_thread(self._read(name, read))
+        except (UnavailableError, SessionLostError) as error:
+            raise NotReadError(error, taken_ms=self._taken_ms.get(name)) from error
 
     def _recent(self, name: str) -> Reading | None:
-        reading = self._readings.get(name)
-        return reading if reading is not None and time.monotonic() < reading.until_s else None
+        reading, store = self._readings.get(name), self._store
+        is_recent = reading is not None and time.monotonic() < reading.until_s
+        return reading if is_recent and store is not None and not store.is_silent else None
 
     async def _read(self, name: str, read: Read) -> Reading:
         if (recent := self._recent(name)) is not None:
@@ -130,13 +145,7 @@ class ClusterReader:
             # The requests that wait may all give up, and nobody sees the error then.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._wanted.put_nowait((name, read, future))
-        try:
-            async with asyncio.timeout(WAIT_S):
-                return await asyncio.shield(future)
-        except TimeoutError as error:
-            raise UnavailableError(
-                "the state of the cluster is still being read. Try again in some seconds"
-            ) from error
+        return await asyncio.shield(future)
 
     def forget(self) -> None:
         """Forget all readings, because this node has changed the cluster. Call it ``on_thread``.
@@ -155,6 +164,7 @@ class ClusterReader:
             wanted = await self._wanted.get()
             try:
                 async with self._open_cluster() as cluster:
+                    self._store = cluster.store
                     while True:
                         await self._settle(*wanted, cluster)
                         try:
@@ -178,15 +188,13 @@ class ClusterReader:
     ) -> None:
         """Read, and hand the result or the error to the waiting requests."""
         began_s = time.monotonic()
+        cluster = self._current(cluster)
         error: BookmenderError | None = None
         try:
             async with asyncio.timeout(READ_S):
-                value = await read(self._current(cluster))
+                value = await answered(read(cluster), cluster)
         except TimeoutError:
             error = UnavailableError("the cluster could not be read in time")
-        except SessionLostError as lost:
-            error = UnavailableError("the ZooKeeper session of the HTTP server was lost")
-            error.__cause__ = lost
         except BookmenderError as refused:
             error = refused
         is_current = self._pending.get(name) is future
@@ -195,7 +203,7 @@ class ClusterReader:
         if error is not None:
             future.set_exception(error)
             return
-        now_s = time.monotonic()
+        now_s, self._taken_ms[name] = time.monotonic(), SystemClock().wall_ms()
         until_s = now_s + max(AGE_S, AGE_FACTOR * (now_s - began_s))
         reading = Reading(value=value, until_s=until_s)
         if is_current:
@@ -213,6 +221,20 @@ class ClusterReader:
         for _, _, future in waiting:
             if not future.done():
                 future.set_exception(error)
+
+
+async def answered(reading: Coroutine[Any, Any, T], cluster: AdminSession) -> T:
+    """Return the result of the reading. When ZooKeeper is silent, end it and raise the cause."""
+    tasks = asyncio.ensure_future(reading), asyncio.ensure_future(wait_silent(cluster.store))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise await why_silent(cluster.settings)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LoopThread:

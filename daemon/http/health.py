@@ -1,8 +1,8 @@
 """``/healthz`` and ``/readyz``, for systemd, Kubernetes and load balancers.
 
 ``/healthz`` says that the process lives: the event loop of each role answered lately. A restart
-helps against anything else, so ZooKeeper's absence is no failure here. ``/readyz`` says that each
-role has a ZooKeeper session and does its work.
+does not help against anything else, so ZooKeeper's absence is no failure here. ``/readyz`` says
+that each role has a ZooKeeper session that is answered, and does its work.
 """
 
 import asyncio
@@ -65,5 +65,5 @@ def ready(roles: Sequence[NodeService]) -> HealthRecord:
 
 def _why_unready(state: RoleState) -> str:
     if not state.is_connected:
-        return "not connected to ZooKeeper"
+        return "ZooKeeper does not answer"
     return "the role is starting" if not state.is_working else "the event loop does not answer"

@@ -28,7 +28,7 @@ from aiohttp import web
 from daemon.admin_session import AdminSession
 from daemon.cli.progress import Eta
 from daemon.http import api, page
-from daemon.http.access import Access, Refusal
+from daemon.http.access import Access, Refusal, is_from_this_host
 from daemon.http.cluster_reader import ClusterReader, Reading
 from daemon.http.health import ready
 from daemon.http.metrics import package_version
@@ -238,6 +238,7 @@ class LivePage:
         self._access.check_read(
             authorization,
             has_certificate=has_certificate(request),
+            is_here=is_from_this_host(request.remote or "", request.headers),
         )
 
     # --- Reading ----------------------------------------------------------------------------------

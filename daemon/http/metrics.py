@@ -22,6 +22,12 @@ READY = Gauge(
     "observer; else 0.",
     ["role"],
 )
+SILENT_S = Gauge(
+    "bookmender_zookeeper_silent_seconds",
+    "For how long ZooKeeper does not answer the role, or the role has no session; near 0: it "
+    "answers.",
+    ["role"],
+)
 IN_FLIGHT = Gauge(
     "bookmender_zookeeper_requests_in_flight",
     "Requests of the role to ZooKeeper that wait for a reply.",
@@ -100,6 +106,7 @@ class MetricsText:
 def publish(role: RoleState) -> None:
     """Set the metrics of one service."""
     READY.labels(role=role.name).set(role.is_ready)
+    SILENT_S.labels(role=role.name).set(role.silent_s)
     store = role.store
     usage = None if store is None else store.outbox.usage
     IN_FLIGHT.labels(role=role.name).set(usage.in_flight_count if usage else 0)

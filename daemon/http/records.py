@@ -24,6 +24,8 @@ class ErrorRecord(Record, frozen=True, kw_only=True):
     """Why a request failed, and what to do."""
 
     error: str
+    taken_ms: int | None = None
+    """When the cluster was last read for this path; null: never, or that is not what failed."""
 
 
 # --- Node and health ------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from daemon.cli import doctor
 from daemon.cli.doctor import (
     Finding,
     Level,
-    Server,
     bookie_findings,
     clock_bound_finding,
     clock_finding,
@@ -34,6 +33,7 @@ from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.security import SecuritySettings
+from ledgers.zookeeper.servers import Server
 from replication.nodes import NodeInfo, Role
 from replication.settings import PlacementSettings
 from replication.znodes import vote_to_bytes

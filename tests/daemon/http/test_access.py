@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.http.access import Access, Refusal, is_this_host
+from daemon.http.access import Access, Refusal, is_from_this_host, is_this_host
 from daemon.settings import HttpSettings
 from ledgers.errors import SettingsError
 
@@ -119,20 +119,43 @@ def test_a_node_that_observes_changes_nothing(token_file: str) -> None:
         access(token_file=token_file, observes=True).check_change(f"Bearer {TOKEN}")
 
 
-def test_reading_is_open_on_loopback_and_by_setting() -> None:
-    access().check_read("")
-    access(address="::1").check_read("")
+def test_reading_is_open_from_this_host_and_by_setting() -> None:
+    access().check_read("", is_here=True)
+    access(address="0.0.0.0").check_read("", is_here=True)
     access(address="0.0.0.0", open_reads=True).check_read("")
 
 
-def test_reading_elsewhere_needs_the_token(token_file: str) -> None:
-    elsewhere = access(address="0.0.0.0", token_file=token_file)
+def test_reading_from_elsewhere_needs_the_token(token_file: str) -> None:
+    guarded = access(token_file=token_file)
 
-    elsewhere.check_read(f"Bearer {TOKEN}")
+    guarded.check_read(f"Bearer {TOKEN}")
     with pytest.raises(Refusal, match="needs the token"):
-        elsewhere.check_read("")
+        guarded.check_read("")
     with pytest.raises(Refusal, match=r"http\.open_reads"):
-        access(address="0.0.0.0").check_read("")
+        access().check_read("")
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "is_here"),
+    [
+        pytest.param("127.0.0.1", {"Host": "localhost:7318"}, True, id="ssh -L"),
+        pytest.param("::1", {"Host": "[::1]:7318"}, True, id="IPv6"),
+        pytest.param("::ffff:127.0.0.1", {"Host": "127.0.0.1"}, True, id="IPv4 on ::"),
+        pytest.param("10.0.0.9", {"Host": "localhost:7318"}, False, id="another host"),
+        pytest.param("", {"Host": "localhost:7318"}, False, id="an unknown peer"),
+        pytest.param("127.0.0.1", {"Host": "evil.example"}, False, id="DNS rebinding"),
+        pytest.param(
+            "127.0.0.1", {"Host": "localhost", "x-Forwarded-for": "1.2.3.4"}, False, id="a proxy"
+        ),
+        pytest.param(
+            "127.0.0.1", {"Host": "localhost", "Forwarded": "for=1.2.3.4"}, False, id="RFC 7239"
+        ),
+    ],
+)
+def test_this_host_is_who_connects_over_loopback_without_a_proxy(
+    peer: str, headers: dict[str, str], is_here: bool
+) -> None:
+    assert is_from_this_host(peer, headers) is is_here
 
 
 @pytest.mark.parametrize(

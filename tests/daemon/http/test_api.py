@@ -276,15 +276,23 @@ async def test_another_host_in_the_header_is_refused(client: Client) -> None:
 
 
 @over_http(has_token=True, address="0.0.0.0")
-async def test_on_another_address_reading_needs_the_token_and_health_does_not(
-    client: Client,
-) -> None:
-    assert (await client.get("/healthz")).status == 200
-    assert (await client.get("/metrics")).status == 200
-    refused = await client.get("/api/v1/status")
+async def test_reading_from_elsewhere_needs_the_token_and_health_does_not(client: Client) -> None:
+    elsewhere = {"X-Forwarded-For": "10.0.0.9"}
+    assert (await client.get("/healthz", headers=elsewhere)).status == 200
+    assert (await client.get("/metrics", headers=elsewhere)).status == 200
+    refused = await client.get("/api/v1/status", headers=elsewhere)
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
     await checked(refused, "/api/v1/status")
-    assert (await client.get("/api/v1/status", headers=BEARER)).status == 200
+    assert (await client.get("/api/v1/status", headers=elsewhere | BEARER)).status == 200
+
+
+@over_http(has_token=True, address="0.0.0.0")
+async def test_over_loopback_reading_is_open_whatever_the_listening_address(
+    client: Client,
+) -> None:
+    assert (await client.get("/api/v1/status")).status == 200
+    assert (await client.get("/api/v1/status", headers={"Host": "evil.example"})).status == 401
+    assert (await client.get("/metrics", headers={"Host": "bookie-1"})).status == 200
 
 
 @over_http()

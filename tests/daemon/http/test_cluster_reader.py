@@ -11,8 +11,16 @@ import pytest
 
 from daemon.admin_session import AdminSession
 from daemon.http import cluster_reader
-from daemon.http.cluster_reader import AGE_FACTOR, PENDING_MAX, ClusterReader, LoopThread
+from daemon.http.cluster_reader import (
+    AGE_FACTOR,
+    PENDING_MAX,
+    ClusterReader,
+    LoopThread,
+    NotReadError,
+)
+from daemon.settings import Settings
 from ledgers.errors import RejectedError, UnavailableError
+from ledgers.store import MetadataStore
 from tests.daemon.http.serving import without_arguments
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
@@ -173,14 +181,35 @@ async def test_too_many_different_readings_are_refused(
 
 
 @reading
-async def test_a_request_that_gives_up_leaves_the_reading_to_the_next(
+async def test_while_zookeeper_is_silent_no_reading_is_served(
     source: Source, reader: ClusterReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_reader, "WAIT_S", 0.02)
+    async def why(settings: Settings) -> UnavailableError:
+        return UnavailableError("it is frozen")
 
+    monkeypatch.setattr(cluster_reader, "why_silent", why)
+    await reader.read("a", source.read)
+
+    source.takes_s = 60
+    with monkeypatch.context() as frozen:
+        frozen.setattr(MetadataStore, "is_silent", True)
+        with pytest.raises(NotReadError, match="it is frozen") as known:
+            await reader.read("a", source.read)
+        with pytest.raises(NotReadError) as unknown:
+            await reader.read("b", source.read)
+    assert known.value.taken_ms is not None
+    assert unknown.value.taken_ms is None
+    assert (await reader.read("a", source.read)).value == 1
+
+
+@reading
+async def test_a_request_that_gives_up_leaves_the_reading_to_the_next(
+    source: Source, reader: ClusterReader
+) -> None:
     source.takes_s = 0.1
-    with pytest.raises(UnavailableError, match="still being read"):
-        await reader.read("a", source.read)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await reader.read("a", source.read)
     await asyncio.sleep(0.15)
     assert (await reader.read("a", source.read)).value == 1
 

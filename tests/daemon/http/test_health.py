@@ -22,6 +22,8 @@ class Store:
     """As much of a store as health looks at."""
 
     state = SessionState.CONNECTED
+    is_silent = False
+    silent_s = 0.0
 
 
 class Service:
@@ -105,9 +107,9 @@ def test_a_thread_that_has_ended_is_not_alive(services: tuple[Service, Service])
 @pytest.mark.parametrize(
     ("session", "is_working", "problem"),
     [
-        (None, False, "worker: not connected to ZooKeeper"),
-        (SessionState.SUSPENDED, True, "worker: not connected to ZooKeeper"),
-        (SessionState.LOST, True, "worker: not connected to ZooKeeper"),
+        (None, False, "worker: ZooKeeper does not answer"),
+        (SessionState.SUSPENDED, True, "worker: ZooKeeper does not answer"),
+        (SessionState.LOST, True, "worker: ZooKeeper does not answer"),
         (SessionState.CONNECTED, False, "worker: the role is starting"),
         (SessionState.CONNECTED, True, None),
     ],
@@ -132,6 +134,19 @@ def test_a_node_is_ready_when_each_service_has_a_session_and_works(
     found = ready([worker.role, auditor.role])
 
     assert (found.is_ok, found.problem) == (problem is None, problem)
+
+
+def test_a_node_is_not_ready_while_zookeeper_is_silent(
+    services: tuple[Service, Service],
+) -> None:
+    worker, _ = services
+    worker.become_ready()
+    assert ready([worker.role]).is_ok
+
+    worker.state.store.is_silent = True  # type: ignore[misc, union-attr]
+
+    assert ready([worker.role]).problem == "worker: ZooKeeper does not answer"
+    assert alive([worker.role]).is_ok
 
 
 def test_health_is_served_with_a_status_that_probes_understand(

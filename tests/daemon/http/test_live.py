@@ -142,12 +142,13 @@ def basic(password: str) -> dict[str, str]:
 
 
 @over_http(has_token=True, address="0.0.0.0")
-async def test_on_another_address_the_browser_asks_for_the_token(client: Client) -> None:
+async def test_a_browser_elsewhere_asks_for_the_token(client: Client) -> None:
     for path in ("/", "/events"):
-        refused = await client.get(path)
+        refused = await client.get(path, headers={"X-Forwarded-For": "10.0.0.9"})
         assert refused.status == 401
         assert refused.headers["WWW-Authenticate"].startswith("Basic ")
-        assert (await client.get(path, headers=basic("a-wrong-token-of-length"))).status == 401
+        wrong = {**basic("a-wrong-token-of-length"), "X-Forwarded-For": "10.0.0.9"}
+        assert (await client.get(path, headers=wrong)).status == 401
         async with client.get(path, headers=basic(TOKEN)) as response:
             assert response.status == 200
 

@@ -196,13 +196,13 @@ def test_a_client_without_tls_is_not_answered(tls: Tls) -> None:
     serve(tls, test)
 
 
-def test_on_another_address_a_certificate_opens_the_api_and_the_page(tls: Tls) -> None:
-    known = tls.clients.issue("known")
+def test_from_elsewhere_a_certificate_opens_the_api_and_the_page(tls: Tls) -> None:
+    known, elsewhere = tls.clients.issue("known"), {"X-Forwarded-For": "10.0.0.9"}
 
     async def test(tls: Tls, port: int) -> None:
         for path in ("/api/v1/status", "/"):
-            assert (await ask(port, tls.client(), "GET", path))[0] == 401
-            assert (await ask(port, tls.client(known), "GET", path))[0] == 200
+            assert (await ask(port, tls.client(), "GET", path, **elsewhere))[0] == 401
+            assert (await ask(port, tls.client(known), "GET", path, **elsewhere))[0] == 200
 
     serve(tls, test, replace(tls.settings, address="0.0.0.0"))
 
