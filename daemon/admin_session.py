@@ -22,7 +22,12 @@ from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
 from daemon.zookeeper import Tell, open_store, tell_on_stderr
 from ledgers.clock import SystemClock
-from ledgers.errors import BookmenderError, UnauthorizedError
+from ledgers.errors import (
+    BookmenderError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration, read_instance_id
@@ -35,6 +40,9 @@ from replication.znodes import ACL_HINT, ClusterPaths
 T = TypeVar("T")
 
 log = structlog.get_logger()
+
+RECONNECT_S = 5.0
+"""Time between two tries to open a session in place of a lost one."""
 
 
 def operator() -> str:
@@ -139,6 +147,20 @@ def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[T]])
             return await action(cluster)
 
     return asyncio.run(run())
+
+
+async def in_each_session(cluster: AdminSession, wait: Callable[[AdminSession], Awaitable[T]]) -> T:
+    """Run ``wait``, and run it again in a new session whenever its session is lost. For waiting
+    that changes nothing: it goes on after an outage of ZooKeeper of any length."""
+    try:
+        return await wait(cluster)
+    except SessionLostError:
+        tell_on_stderr("The ZooKeeper session was lost. Waiting for ZooKeeper.")
+    while True:
+        await asyncio.sleep(RECONNECT_S)
+        with suppress(SessionLostError, UnavailableError):
+            async with admin_session(cluster.settings) as again:
+                return await wait(again)
 
 
 def log_errors_only(settings: Settings) -> None:

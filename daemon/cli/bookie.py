@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, in_each_session, run_in_session, shared_clock
 from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
@@ -151,8 +151,11 @@ def drain(
             echo_notes(await node_concerns(cluster, ignored="drains"))
             return (await drains.read_drains(cluster)).only(bookies)
         with ProgressLine() as line:
-            return await drains.wait_drained(
-                cluster, bookies, notify=line.note, show=line.show, clock=clock
+            return await in_each_session(
+                cluster,
+                lambda here: drains.wait_drained(
+                    here, bookies, notify=line.note, show=line.show, clock=clock
+                ),
             )
 
     stays = "bookmender bookie drain shows what is ordered."

@@ -39,13 +39,13 @@ from checkpoints.client import (
 from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
-from daemon.admin_session import AdminSession, admin_session, run_with
+from daemon.admin_session import AdminSession, in_each_session, run_with
 from daemon.answers import Answer
 from daemon.cli.feed import client_store_option
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
 from daemon.logs import set_up_logs
 from daemon.operations.feed import connection_of
-from daemon.settings import Settings, load_settings
+from daemon.settings import load_settings
 from daemon.words import counted, printable
 from ledgers.errors import (
     BookmenderError,
@@ -53,7 +53,6 @@ from ledgers.errors import (
     ClientFencedError,
     CorruptionError,
     QuotaError,
-    SessionLostError,
     SettingsError,
     UnavailableError,
 )
@@ -65,7 +64,7 @@ RETRY_CHECK_S: Final = 5.0
 READER_CHECK_S: Final = 1.0
 """Interval of the checks whether standard output still has a reader."""
 RECONNECT_S: Final = 5.0
-"""Wait before the feed is opened again: after a lost session, or when a checkpoint is missing."""
+"""Wait before the feed is opened again, for example when a checkpoint is missing."""
 WAITING_MAX: Final = 10_000
 """Changes that wait for the command. The feed waits beyond it."""
 COMMAND_END_S: Final = 5.0
@@ -529,10 +528,10 @@ def follow_command(
         async with task_scope() as scope:
             if command is None:
                 scope.start(watch_reader())
-            try:
-                await follow(connection_of(cluster), options, handle, tell=_tell, run=run)
-            except SessionLostError:
-                await _follow_again(settings, options, handle, run)
+            await in_each_session(
+                cluster,
+                lambda here: follow(connection_of(here), options, handle, tell=_tell, run=run),
+            )
 
     try:
         run_with(settings, act)
@@ -569,19 +568,6 @@ async def watch_reader() -> None:
         if any(events & select.POLLERR for _, events in poll.poll(0)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         await asyncio.sleep(READER_CHECK_S)
-
-
-async def _follow_again(
-    settings: Settings, options: FollowOptions, handle: Handle, run: FollowRun
-) -> None:
-    """Open a session whenever the last one is lost, and follow on."""
-    while True:
-        _tell(f"The ZooKeeper session was lost. Next try in {RECONNECT_S:g} s.")
-        await asyncio.sleep(RECONNECT_S)
-        with suppress(SessionLostError, UnavailableError):
-            async with admin_session(settings) as cluster:
-                await follow(connection_of(cluster), options, handle, tell=_tell, run=run)
-                return
 
 
 def _tell(text: str) -> None:
