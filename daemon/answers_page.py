@@ -26,7 +26,7 @@ from daemon.operations.ledgers import IdleLedgers, ShownLedger
 from daemon.operations.maintenance import WindowsRecord
 from daemon.operations.observe import Outlook
 from daemon.operations.plan import RepairPlan
-from daemon.operations.queue import QueueRecord
+from daemon.operations.queue import QueueRecord, QueueSumsRecord
 from daemon.operations.repair import Repaired
 from daemon.operations.restore import RecordedWrites, Restored
 from daemon.operations.switch import RecoveryDelay, SwitchRecord
@@ -41,6 +41,7 @@ ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender bookie decommission", Decommissioned),
     ("bookmender bookie trust-identities", Identities),
     ("bookmender queue", QueueRecord),
+    ("bookmender queue --by", QueueSumsRecord),
     ("bookmender plan", RepairPlan),
     ("bookmender plan --all", Outlook),
     ("bookmender repair", Repaired),
@@ -161,7 +162,6 @@ MEANINGS = {
     "note.tries": "Attempts so far",
     "planned copy.bookie_index": "Place in the ensemble",
     "queue.ledgers": "The first ones by ID",
-    "queue.marked": "Marked ledgers in both queues",
     "queued ledger.ctime_ms": "When the ledger was marked",
     "queued ledger.mark_unreadable": "Why the mark cannot be read",
     "queued ledger.waiting": "Why the last attempt failed",

@@ -64,6 +64,8 @@ class RegisteredBookie:
     """None if neither the registration nor the id yields one."""
     czxid: int
     is_writable: bool
+    ctime_ms: int = field(default=0, compare=False)
+    """When it registered, by ZooKeeper's clock; 0 if an ACL hides the znode."""
     endpoints: frozenset[Address] = frozenset()
     """The numeric addresses to which the host of ``address`` resolves, with the port; none if it
     does not resolve, or if this process can look up no name now."""
@@ -378,7 +380,11 @@ class Registration:
         except CorruptionError:
             registered = parse_address(bookie)
         return RegisteredBookie(
-            bookie_id=bookie, address=registered, czxid=stat.czxid, is_writable=is_writable
+            bookie_id=bookie,
+            address=registered,
+            czxid=stat.czxid,
+            ctime_ms=stat.ctime_ms,
+            is_writable=is_writable,
         )
 
     def _log_once(self, event: str, path: str, **fields: str) -> None:

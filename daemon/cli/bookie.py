@@ -1,6 +1,8 @@
 """``bookmender bookie``: lists bookies, and orders what happens to them."""
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,13 +12,18 @@ from daemon.admin_session import AdminSession, in_each_session, run_in_session, 
 from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
-from daemon.cli.output import echo, echo_list, list_options
+from daemon.cli.output import echo, echo_list, list_options, table
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
 from daemon.operations import drains, maintenance
 from daemon.operations.bookies import (
+    SORTED_BY,
+    WORST_FIRST,
+    BookieRow,
+    BookieState,
     MaintenanceRecord,
     bookies_record,
     check_known,
+    chosen_rows,
     gather_bookies,
     known_bookies,
     maintenance_text,
@@ -32,10 +39,12 @@ from daemon.operations.identities import (
     withdraw_trust,
 )
 from daemon.operations.orders import leader_concerns, node_concerns, unreadable_texts
-from daemon.words import counted
+from daemon.words import counted, duration_text, loss_due_text
 from ledgers.clock import SystemClock
 from ledgers.errors import RejectedError
 from ledgers.model import BookieId
+from ledgers.placement.topology import clean_rack
+from ledgers.sizes import size_text
 from replication.orders import MaintenanceWindow
 
 
@@ -53,11 +62,32 @@ def bookie() -> None:
     """
 
 
+def parse_states(text: str) -> frozenset[BookieState]:
+    """Return the states of a list such as ``lost,absent``."""
+    try:
+        return frozenset(map(BookieState, text.split(",")))
+    except ValueError as error:
+        allowed = ", ".join(state.value for state in WORST_FIRST)
+        raise click.BadParameter(f"{text!r} is not a list of states. Allowed: {allowed}") from error
+
+
 @bookie.command("list")
 @list_options
-@click.option("--space", is_flag=True, help="Also ask each bookie for its free disk space.")
-def list_bookies(config: Path | None, output: str, space: bool) -> None:
-    """List the bookies, their states and orders.
+@click.option("--state", "states", type=parse_states, help="Only these, such as lost,absent.")
+@click.option("--rack", type=clean_rack, help="Only bookies in this rack or region.")
+@click.option(
+    "--sort", type=click.Choice(tuple(SORTED_BY)), default="state", help="Order.  [default: state]"
+)
+@click.option("--space", is_flag=True, help="Also ask each bookie for its disk space.")
+def list_bookies(
+    config: Path | None,
+    output: str,
+    states: frozenset[BookieState] | None,
+    rack: str | None,
+    sort: str,
+    space: bool,
+) -> None:
+    """List the bookies: states, racks, ledgers that are left, and orders.
 
     \b
       writable   takes reads and writes
@@ -65,23 +95,65 @@ def list_bookies(config: Path | None, output: str, space: bool) -> None:
       absent     not registered, but in maintenance or within the recovery delay
       lost       absent for longer than the recovery delay; its ledgers are copied
 
+    The worst state comes first; with --sort space the fullest bookie, with --sort since the latest
+    change. LEDGERS LEFT are those that still name a bookie that is not there or is draining. A
+    bookmender leader records them, and the racks.
+
     Exit code 1: an order cannot be read. The message names it.
     """
 
-    rows, unreadable = run_in_session(
-        config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_space=space)
+    known, unreadable = run_in_session(
+        config,
+        lambda cluster: gather_bookies(
+            cluster, clock=SystemClock(), with_space=space or sort == "space"
+        ),
     )
-    now_ms = SystemClock().wall_ms()
+    rows = chosen_rows(known, sort=sort, states=states or frozenset(WORST_FIRST), rack=rack)
     echo_list(
         output,
         bookies_record(rows, unreadable),
         rows="bookies",
-        text=lambda: "\n".join(
-            [*(row.to_text(now_ms=now_ms) for row in rows), counted(len(rows), "bookie")]
-        ),
+        text=lambda: list_text(rows, known, now_ms=SystemClock().wall_ms()),
     )
     echo_notes(unreadable_texts(unreadable))
     sys.exit(EXIT_FAILED if unreadable else 0)
+
+
+def list_text(rows: Sequence[BookieRow], known: Sequence[BookieRow], *, now_ms: int) -> str:
+    """Return a line for each row, and how many bookies are shown and in which states."""
+    shown = counted(len(known), "bookie")
+    shown = shown if len(rows) == len(known) else f"{len(rows):,} of {shown}"
+    counts = Counter(row.state for row in rows)
+    by_state = ", ".join(f"{counts[s]:,} {s.value}" for s in WORST_FIRST if counts[s])
+    lines = table([_cells(row, now_ms=now_ms) for row in rows], numbers=("LEDGERS LEFT",))
+    return "\n".join([*lines, f"{shown}: {by_state}" if by_state else shown])
+
+
+def _cells(row: BookieRow, *, now_ms: int) -> dict[str, str]:
+    state, orders, left = row.state.value, [], ""
+    if row.loss_due_ms is not None:
+        state += f", {loss_due_text(row.loss_due_ms, now_ms=now_ms)}"
+    if row.drain is not None:
+        is_drained = row.progress is not None and row.progress.is_drained
+        orders.append("drained" if is_drained else "drain")
+    if row.maintenance is not None:
+        ends = duration_text((row.maintenance.until_ms - now_ms) / 1000)
+        orders.append(f"maintenance for {ends}")
+    if row.drain is not None or row.state in (BookieState.ABSENT, BookieState.LOST):
+        left = "unknown" if row.ledgers_left is None else f"{row.ledgers_left:,}"
+    used = ""
+    if row.disk_space is not None and row.used_share is not None:
+        used = f"{row.used_share:.0%} of {size_text(row.disk_space.total_bytes)}"
+    since = row.since_ms and duration_text((now_ms - row.since_ms) / 1000)
+    return {
+        "BOOKIE": row.bookie,
+        "STATE": state,
+        "SINCE": f"{since} ago" if since else "",
+        "RACK": row.rack or "",
+        "LEDGERS LEFT": left,
+        "USED": used,
+        "ORDERS": ", ".join(orders),
+    }
 
 
 # --- Drains ---------------------------------------------------------------------------------------

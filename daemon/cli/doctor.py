@@ -30,7 +30,7 @@ from daemon.cli.config import exposed_secrets
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
-from daemon.operations.bookies import ask_each, registered_bookies
+from daemon.operations.bookies import ask_each, known_bookies, registered_bookies
 from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir
@@ -480,13 +480,17 @@ async def ask_bookies(
 
 async def _bookies(cluster: AdminSession, ask: AskBookies) -> list[Finding]:
     view = await cluster.registration.read()
-    return bookie_findings(view, await ask(view))
+    return bookie_findings(view, await ask(view), known=await known_bookies(cluster))
 
 
 def bookie_findings(
-    view: BookieView, answers: Mapping[BookieId, float | BookmenderError]
+    view: BookieView,
+    answers: Mapping[BookieId, float | BookmenderError],
+    *,
+    known: Collection[BookieId] = (),
 ) -> list[Finding]:
-    found = []
+    """``known``: also those that are absent."""
+    found, absent = [], sorted({*known} - view.available.keys())
     errors = {b: each for b, each in sorted(answers.items()) if isinstance(each, BookmenderError)}
     for bookie, error in list(errors.items())[:SHOWN_MAX]:
         text = f"{bookie} is registered, but does not serve this host: {error}"
@@ -505,7 +509,9 @@ def bookie_findings(
         found.append(_warn("bookies", text, "Give each bookie an address of its own."))
     if times:
         slowest_ms = max(times.values()) * 1000
-        writable = f"{len(view.writable):,} of {counted(len(view.available), 'bookie')} writable"
+        count = counted(len(view.available) + len(absent), "bookie")
+        writable = f"{len(view.writable):,} of {count} writable"
+        writable += f" (not registered: {_listed(absent)})" if absent else ""
         text = f"{writable}; {len(times):,} answer, the slowest in {slowest_ms:,.0f} ms"
         found.append(_ok("bookies", text))
     return found

@@ -1,6 +1,6 @@
 """The formats of lists: text for people, JSON, or one ID a line for ``xargs``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -54,3 +54,22 @@ def echo_list(
             click.echo(printable(str(next(iter(row.values())))))
     else:
         click.echo(text())
+
+
+def table(rows: Sequence[Mapping[str, str]], *, numbers: Collection[str] = ()) -> list[str]:
+    """Return aligned columns below their names, without columns that are empty in all rows.
+
+    ``rows``: texts by column, which may be foreign. ``numbers``: columns that are aligned at the
+    right.
+    """
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)]
+    lines = [names, *([printable(row[name]) or "-" for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if name in numbers else cell.ljust(width)
+            for name, cell, width in zip(names, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+        if names
+    ]

@@ -43,7 +43,7 @@ async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldStateRecord:
     state, is_refused = await release_hold(cluster, accepts_lost=accepts_lost, clock=clock)
     if is_refused:
         raise RejectedError(
-            f"nothing was changed: {state.absent_text}. They would count as lost. Start the "
+            f"nothing was changed: {state.absent_text}. Their ledgers would be marked. Start the "
             "bookies, or add accept_lost=true."
         )
     return state

@@ -4,7 +4,7 @@ import asyncio
 import difflib
 import enum
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from ledgers.model import BookieId
 from ledgers.registration import BookieView
 from ledgers.security import SecuritySettings
 from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
+from replication.racks import remembered_racks
 
 T = TypeVar("T")
 
@@ -97,6 +98,9 @@ class BookieState(enum.Enum):
     """Absent longer than the recovery delay, and not in maintenance (see ``with_losses``)."""
 
 
+REGISTERED = (BookieState.WRITABLE, BookieState.READ_ONLY)
+
+
 # --- Answers --------------------------------------------------------------------------------------
 
 
@@ -156,8 +160,14 @@ class BookieRecord(Answer, frozen=True, kw_only=True):
 
     bookie_id: str
     state: BookieState
+    since_ms: int | None
+    """Since when it is absent, or registered as it is. null: unknown."""
     lost_ms: int | None
     """When the absent bookie becomes lost."""
+    rack: str | None
+    """As the leader last knew it. null: unknown, or the leader has no source of racks."""
+    ledgers_left: int | None
+    """Ledgers that still name a bookie that is absent, lost or draining. null: not counted."""
     drain: DrainRecord | None
     maintenance: MaintenanceRecord | None
     disk_space: DiskSpaceRecord | None
@@ -182,6 +192,12 @@ class BookieRow:
     bookie: BookieId
     state: BookieState
     has_cookie: bool
+    since_ms: int | None = None
+    """Since when it is absent, or registered as it is. None: unknown."""
+    rack: str | None = None
+    """As the leader last knew it."""
+    ledgers_left: int | None = None
+    """Ledgers that still name an absent or draining bookie. None: not counted."""
     is_named: bool = False
     """True if it is absent and ledgers name it, by the leader's last record. If such a bookie has
     no cookie, its cookie was deleted, or its disks were erased."""
@@ -196,6 +212,12 @@ class BookieRow:
     """Wall-clock time at which an absent bookie becomes lost. None also if no auditor tracks it."""
 
     @property
+    def used_share(self) -> float | None:
+        """Return the used share of its disk space; None if that is unknown."""
+        space = self.disk_space
+        return None if space is None else 1 - space.free_bytes / space.total_bytes
+
+    @property
     def is_absent_in_maintenance(self) -> bool:
         return self.state is BookieState.ABSENT and self.maintenance is not None
 
@@ -203,7 +225,10 @@ class BookieRow:
         return BookieRecord(
             bookie_id=self.bookie,
             state=self.state,
+            since_ms=self.since_ms,
             lost_ms=self.loss_due_ms,
+            rack=self.rack,
+            ledgers_left=self.ledgers_left,
             drain=DrainRecord.of(self.drain, self.progress) if self.drain else None,
             maintenance=MaintenanceRecord.of(self.maintenance) if self.maintenance else None,
             disk_space=DiskSpaceRecord.of(self.disk_space) if self.disk_space else None,
@@ -221,9 +246,6 @@ class BookieRow:
             facts.append(drain_text(self.progress))
         if self.maintenance is not None:
             facts.append(maintenance_text(self.maintenance, now_ms=now_ms))
-        if self.disk_space is not None and self.disk_space.total_bytes:
-            share = self.disk_space.free_bytes / self.disk_space.total_bytes
-            facts.append(f"{share:.0%} of {self.disk_space.total_bytes / 2**30:,.1f} GiB free")
         return f"{self.bookie}: {', '.join(facts)}"
 
 
@@ -288,13 +310,27 @@ async def bookie_rows(
         trusted=orders.trusted_cookies,
     )
     absences = await read_absences(cluster.store, cluster.paths)
+    racks = await remembered_racks(cluster.store, cluster.paths)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
+
+    def since_ms(bookie: BookieId) -> int | None:
+        registered = view.available.get(bookie)
+        return absences.since_ms.get(bookie) if registered is None else registered.ctime_ms or None
+
+    def ledgers_left(bookie: BookieId) -> int | None:
+        if bookie not in view.available:
+            return absences.named_count(bookie, now_ms=clock.wall_ms())
+        return progress[bookie].ledgers_left if bookie in progress else None
+
     return [
         BookieRow(
             bookie=bookie,
             state=bookie_state(view, bookie),
             has_cookie=bookie in cookies,
+            since_ms=since_ms(bookie),
+            rack=racks.get(bookie),
+            ledgers_left=ledgers_left(bookie),
             is_named=bookie in named,
             is_wiped=bookie in reformatted and reformatted[bookie].was_known,
             drain=orders.draining.get(bookie),
@@ -304,6 +340,34 @@ async def bookie_rows(
         )
         for bookie in sorted(known)
     ]
+
+
+WORST_FIRST = (BookieState.LOST, BookieState.ABSENT, BookieState.READ_ONLY, BookieState.WRITABLE)
+SORTED_BY: Mapping[str, Callable[[BookieRow], Any]] = {
+    "state": lambda row: (WORST_FIRST.index(row.state), -(row.ledgers_left or 0)),
+    "id": lambda row: (),
+    "rack": lambda row: row.rack or "",
+    "space": lambda row: -(row.used_share or 0),
+    "since": lambda row: -(row.since_ms or 0),
+}
+"""The keys of the orders of a list. Bookies with equal keys are in the order of their IDs.
+``space``: the fullest first. ``since``: the latest change first."""
+
+
+def chosen_rows(
+    rows: Iterable[BookieRow],
+    *,
+    sort: str = "state",
+    states: Collection[BookieState] = WORST_FIRST,
+    rack: str | None = None,
+) -> list[BookieRow]:
+    """Return the rows with one of these states, in this rack or region, in the order ``sort``."""
+    chosen = [
+        row
+        for row in rows
+        if row.state in states and (rack is None or f"{row.rack}/".startswith(f"{rack}/"))
+    ]
+    return sorted(chosen, key=lambda row: (SORTED_BY[sort](row), row.bookie))
 
 
 def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:

@@ -9,10 +9,9 @@ from typing import Any, Self
 
 import msgspec
 
-from auditor.records import read_absences
 from daemon.admin_session import AdminSession, order_event
 from daemon.answers import Answer
-from daemon.operations.bookies import registered_bookies
+from daemon.operations.bookies import REGISTERED, BookieState, gather_bookies
 from daemon.words import duration_text, printable, shortened
 from ledgers.clock import Clock
 from ledgers.model import BookieId
@@ -49,6 +48,8 @@ class HoldStateRecord(Answer, frozen=True, kw_only=True):
     """The hold in force. If its order cannot be read, the default that replaces it."""
     absent: list[str]
     """Bookies that are not registered, not in maintenance and not draining."""
+    lost: list[str]
+    """Those of the absent bookies that count as lost already."""
     absent_by_order: list[str]
     """Bookies that are not registered, but in maintenance or draining."""
     bookie_count: int
@@ -62,13 +63,22 @@ class HoldStateRecord(Answer, frozen=True, kw_only=True):
     @property
     def absent_text(self) -> str:
         count = len(self.absent) + len(self.absent_by_order)
-        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} absent"
-        if self.absent:
-            text += f": {shortened(self.absent, at_most=BOOKIES_SHOWN_MAX)}"
-        if self.absent_by_order:
-            also = "; also absent, but" if self.absent else ","
-            excused = shortened(self.absent_by_order, at_most=BOOKIES_SHOWN_MAX)
-            text += f"{also} in maintenance or draining: {excused}"
+        are_all_lost = bool(count) and len(self.lost) == count
+        names, excused = (
+            shortened(
+                [f"{b} (lost)" if b in self.lost and not are_all_lost else b for b in bookies],
+                at_most=BOOKIES_SHOWN_MAX,
+            )
+            for bookies in (self.absent, self.absent_by_order)
+        )
+        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} "
+        text += "lost" if are_all_lost else "absent"
+        if names:
+            text += f": {names}"
+        if excused:
+            text += (
+                f"{'; also absent, but' if names else ','} in maintenance or draining: {excused}"
+            )
         return text
 
 
@@ -106,16 +116,17 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldStateRecord:
     """Read the hold and the absent bookies. Raises UnavailableError."""
     orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     znode = hold_znode(cluster.paths)
-    available = (await registered_bookies(cluster)).available
-    named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
-    gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
-    excused = gone & (orders.maintenance.keys() | orders.draining.keys())
+    rows, _ = await gather_bookies(cluster, clock=clock)
+    there = [row for row in rows if row.state in REGISTERED]
+    gone = [row for row in rows if row not in there and (row.has_cookie or row.is_named)]
+    excused = [row for row in gone if row.drain is not None or row.maintenance is not None]
     return HoldStateRecord(
         is_held=orders.is_held,
         hold=HoldRecord.of(orders.hold) if orders.hold and orders.is_held else None,
-        absent=sorted(gone - excused),
-        absent_by_order=sorted(excused),
-        bookie_count=len(gone) + len(available),
+        absent=[row.bookie for row in gone if row not in excused],
+        lost=[row.bookie for row in gone if row.state is BookieState.LOST],
+        absent_by_order=[row.bookie for row in excused],
+        bookie_count=len(gone) + len(there),
         unreadable_orders=[znode.path] if znode.path in orders.unreadable else [],
     )
 

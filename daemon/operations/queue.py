@@ -1,16 +1,22 @@
 """The marked ledgers: why they are marked, who has leased them, and what blocks their repair."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from auditor.mark_reasons import MarkExplainer
+from auditor.scan import READS_AT_ONCE, read_each
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
+from daemon.operations.topics import NONE, Topic, topic_of, without_domain
 from daemon.operations.waiting import access_denied_text, current_notes
 from daemon.status.records import ForeignLockRecord, NoteRecord
+from ledgers.manager import VersionedMetadata
 from replication.ledger_record import WaitingNotes
 from replication.marks import MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes
+from replication.reasons import Reason
 
 QUEUE_LIMIT = 1_000
 """Ledgers of one answer."""
@@ -29,6 +35,12 @@ class LockRecord(ForeignLockRecord, frozen=True, kw_only=True):
 
 class QueuedLedgerRecord(Answer, frozen=True, kw_only=True):
     ledger_id: int
+    topic: str | None
+    """``tenant/namespace/topic`` of Pulsar, or another application's custom metadata; null: it has
+    none, or its metadata cannot be read."""
+    tenant: str | None
+    bytes: int | None
+    """Length of the ledger; null: it is not closed, or its metadata cannot be read."""
     missing: list[str] | None
     mark_unreadable: str | None
     ctime_ms: int | None
@@ -38,35 +50,115 @@ class QueuedLedgerRecord(Answer, frozen=True, kw_only=True):
     lock: LockRecord | None
     waiting: NoteRecord | None
 
+    @property
+    def needs_help(self) -> bool:
+        """Return True if time alone does not help it."""
+        return self.waiting is not None and Reason(self.waiting.reason).needs_help
+
 
 class QueueRecord(Answer, frozen=True, kw_only=True):
     """Marked ledgers of both queues. ``ledgers``: those with the lowest ids, at most 1000."""
 
     marked: int
+    """Marked ledgers in both queues, of the tenant or the topics if some were named."""
     ledgers: list[QueuedLedgerRecord]
 
 
-async def read_queue(cluster: AdminSession, *, limit: int = QUEUE_LIMIT) -> QueueRecord:
-    """Return the marked ledgers of both queues, the first ``limit`` of them in detail. Only the
-    marks of these are read. The mark in the queue shared with Java has priority."""
+class QueueSumRecord(Answer, frozen=True, kw_only=True):
+    """The marked ledgers of a topic or a tenant."""
+
+    name: str
+    """Empty: ledgers for which it is unknown."""
+    ledgers: int
+    needs_help: int
+    """Ledgers that time alone does not help."""
+    bytes: int
+    """Length of the closed ledgers."""
+
+
+class QueueSumsRecord(Answer, frozen=True, kw_only=True):
+    marked: int
+    sums: list[QueueSumRecord]
+    """Those with most ledgers that need help first, and then those with most ledgers."""
+
+
+def queue_sums(found: QueueRecord, *, by: Literal["topic", "tenant"]) -> QueueSumsRecord:
+    groups: dict[str, list[QueuedLedgerRecord]] = {}
+    for row in found.ledgers:
+        groups.setdefault(getattr(row, by) or "", []).append(row)
+    sums = [
+        QueueSumRecord(
+            name=name,
+            ledgers=len(rows),
+            needs_help=sum(row.needs_help for row in rows),
+            bytes=sum(row.bytes or 0 for row in rows),
+        )
+        for name, rows in groups.items()
+    ]
+    sums.sort(key=lambda each: (-each.needs_help, -each.ledgers, each.name))
+    return QueueSumsRecord(marked=found.marked, sums=sums)
+
+
+async def read_queue(
+    cluster: AdminSession, *, limit: int | None = QUEUE_LIMIT, tenant: str = "", topic: str = ""
+) -> QueueRecord:
+    """Return the marked ledgers of both queues, the first ``limit`` of them in detail. The mark in
+    the queue shared with Java has priority.
+
+    ``tenant``, ``topic``: only ledgers of this tenant, or whose topic begins so. For this the
+    metadata of all marked ledgers is read, else of those in detail only.
+    """
     shared = await marked_ledger_ids(cluster.store, cluster.paths)
     own = set(await marked_ledger_ids(cluster.store, cluster.paths.private)).difference(shared)
-    chosen = sorted(own.union(shared))[:limit]
+    chosen = sorted(own.union(shared))
+    read: dict[int, _Read] = {}
+    if tenant or topic:
+        prefix, read = without_domain(topic), await _read_ledgers(cluster, chosen)
+        chosen = [
+            ledger_id
+            for ledger_id, found in read.items()
+            if found.topic.name.startswith(prefix) and tenant in ("", found.topic.tenant)
+        ]
+    marked_count, chosen = len(chosen), chosen[:limit]
     marks = [
         *await read_marks(cluster.store, cluster.paths, [i for i in chosen if i not in own]),
         *await read_marks(cluster.store, cluster.paths.private, [i for i in chosen if i in own]),
     ]
     marks.sort(key=lambda marked: marked.ledger_id)
-    rows = await queue_rows(cluster, marks, only_private=own)
-    return QueueRecord(marked=len(own) + len(shared), ledgers=rows)
+    rows = await queue_rows(cluster, marks, only_private=own, read=read)
+    return QueueRecord(marked=marked_count, ledgers=rows)
+
+
+class _Read(NamedTuple):
+    topic: Topic = NONE
+    size: int | None = None
+
+
+async def _read_ledgers(cluster: AdminSession, ledger_ids: Sequence[int]) -> dict[int, _Read]:
+    """Return topic and length of each ledger that exists."""
+    read: dict[int, _Read] = {}
+    for start in range(0, len(ledger_ids), READS_AT_ONCE):
+        part = await read_each(cluster.manager, ledger_ids[start : start + READS_AT_ONCE])
+        for ledger_id, found in part.items():
+            read[ledger_id] = _Read()
+            if isinstance(found, VersionedMetadata):
+                metadata = found.metadata
+                size = metadata.length if metadata.is_closed else None
+                read[ledger_id] = _Read(topic_of(metadata.custom), size)
+    return read
 
 
 async def queue_rows(
-    cluster: AdminSession, marked: Sequence[MarkedLedger], *, only_private: Collection[int]
+    cluster: AdminSession,
+    marked: Sequence[MarkedLedger],
+    *,
+    only_private: Collection[int],
+    read: Mapping[int, _Read] = MappingProxyType({}),
 ) -> list[QueuedLedgerRecord]:
     """Return the details of these ledgers. ``only_private``: ledgers that have no mark in the
-    shared queue."""
+    shared queue. ``read``: metadata that was read before."""
     ledger_ids = [ledger.ledger_id for ledger in marked]
+    read = read or await _read_ledgers(cluster, ledger_ids)
     held = await read_locks(cluster.store, cluster.paths, ledger_ids)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     locks = {
@@ -84,6 +176,7 @@ async def queue_rows(
     rows = []
     for ledger in marked:
         ledger_id, mark = ledger.ledger_id, ledger.mark
+        metadata = read.get(ledger_id, _Read())
         is_private = ledger_id in only_private
         reasons = explainer.explain(ledger_id, mark, is_private=is_private)
         unreadable = None
@@ -93,6 +186,9 @@ async def queue_rows(
         rows.append(
             QueuedLedgerRecord(
                 ledger_id=ledger_id,
+                topic=metadata.topic.name or None,
+                tenant=metadata.topic.tenant,
+                bytes=metadata.size,
                 missing=list(mark.replicas) if mark else None,
                 mark_unreadable=unreadable,
                 ctime_ms=mark.ctime_ms if mark else None,

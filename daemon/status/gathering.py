@@ -13,6 +13,7 @@ from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
 from daemon.limits import limits_in_force
 from daemon.operations.bookies import (
+    REGISTERED,
     BookieRow,
     BookieState,
     bookie_rows,
@@ -59,8 +60,6 @@ from replication.nodes import LiveNode, live_nodes
 from replication.orders import Orders, OrderStore
 from replication.reasons import Reason
 from replication.znodes import ClusterPaths
-
-REGISTERED = (BookieState.WRITABLE, BookieState.READ_ONLY)
 
 
 async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) -> Status:

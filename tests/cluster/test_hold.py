@@ -84,7 +84,7 @@ async def test_a_mass_failure_begins_a_safety_hold(
         assert "on hold for" in shown.out
         unmeant = await bookmender(uri, "hold", "--end")
         assert unmeant.exit_code == 1
-        assert "3 of 5 bookies are absent" in unmeant.out
+        assert "3 of 5 bookies are lost" in unmeant.out
 
         await on.mark([unclosed.ledger_id])
         await wait_for(

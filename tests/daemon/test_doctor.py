@@ -241,6 +241,8 @@ def test_bookies_are_judged_and_many_silent_ones_are_counted() -> None:
     found = bookie_findings(view_of(*bookies), silent)
     assert (worst(found), len(found)) == (Level.ERROR, 21)
     assert found[-1].text == "10 more bookies do not serve this host"
+    (told,) = bookie_findings(view_of(B1), {B1: 0.01}, known=[B1, B2])
+    assert told.text.startswith(f"1 of 2 bookies writable (not registered: {B2}); 1 answer")
 
 
 @pytest.mark.parametrize(

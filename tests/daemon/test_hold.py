@@ -62,6 +62,7 @@ async def test_without_a_hold_absent_bookies_are_shown() -> None:
         is_held=False,
         hold=None,
         absent=[B1],
+        lost=[B1, B3],
         absent_by_order=[B2, B3],
         bookie_count=7,
         unreadable_orders=[],
@@ -138,11 +139,13 @@ SCENES = {
     "by an operator": HoldOrder(since_ms=0, until_ms=3_690_000, is_by_operator=True),
     "with control characters": replace(OURS, reason="\x1b[2J"),
 }
-ABSENT: dict[str, tuple[list[BookieId], list[BookieId]]] = {
-    "none is absent": ([], []),
-    "one is absent": ([B1], []),
-    "all absent ones are in maintenance or draining": ([], [B1, B2]),
-    "some are in maintenance": ([B3], [B1]),
+ABSENT: dict[str, dict[str, list[BookieId]]] = {
+    "none is absent": {},
+    "one is absent": {"absent": [B1]},
+    "one is lost": {"absent": [B1], "lost": [B1]},
+    "one of two is lost": {"absent": [B1, B2], "lost": [B2]},
+    "all absent ones are in maintenance or draining": {"absent_by_order": [B1, B2]},
+    "some are in maintenance": {"absent": [B3], "absent_by_order": [B1]},
 }
 
 
@@ -151,13 +154,13 @@ def test_a_hold_and_absent_bookies_are_described(said: Said) -> None:
         is_held=False,
         hold=None,
         absent=[],
+        lost=[],
         absent_by_order=[],
         bookie_count=4,
         unreadable_orders=[],
     )
     absent = {
-        name: structs.replace(none, absent=away, absent_by_order=excused).absent_text
-        for name, (away, excused) in ABSENT.items()
+        name: structs.replace(none, **bookies).absent_text for name, bookies in ABSENT.items()
     }
 
     said("hold", {name: hold_text(hold, now_ms=90_000) for name, hold in SCENES.items()} | absent)
@@ -203,7 +206,7 @@ def test_a_hold_in_force_is_shown_and_exits_with_1(
     result, _ = invoke(away=2, order=order)
 
     assert result.exit_code == exit_code
-    assert f"2 of 7 bookies are absent: {B1}, {B2}" in result.output
+    assert f"2 of 7 bookies are lost: {B1}, {B2}" in result.output
     assert ("safety hold by" in result.output) == (exit_code == 1)
 
 

@@ -64,6 +64,7 @@ PRINTED: dict[str, list[Call]] = {
     "bookmender bookie decommission": [call(bookie.decommission, B4, prepare=absent_b4)],
     "bookmender bookie trust-identities": [call(bookie.trust_identities)],
     "bookmender queue": [call(queue.queue, prepare=marked_and_locked)],
+    "bookmender queue --by": [call(queue.queue, "--by", "topic", prepare=marked_and_locked)],
     "bookmender ledger show": [call(ledger.show, str(LEDGER), prepare=given_up)],
     "bookmender plan": [call(plan.plan, prepare=marked_and_locked)],
     "bookmender history": [call(history.history)],

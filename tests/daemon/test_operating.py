@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+from typing import Any
 
 import click
 import pytest
 
+from daemon.cli.bookie import list_text, parse_states
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
 from daemon.operations.bookies import (
     BookieRow,
     BookieState,
+    chosen_rows,
     gather_bookies,
     hint,
     known_bookies,
@@ -30,12 +33,14 @@ from replication.orders import (
     drain_znode,
     maintenance_znode,
 )
+from replication.racks import StoredRacks
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
-from tests.replication.ledger_values import B1, B2, B3, BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
+from tests.said import Said
 
 # --- Names of bookies -----------------------------------------------------------------------------
 
@@ -268,15 +273,86 @@ async def test_the_list_has_bookies_even_if_none_is_registered() -> None:
     assert {row.bookie: row.state for row in rows} == dict.fromkeys(BOOKIES, BookieState.ABSENT)
 
 
-def test_free_space_is_shown_if_the_bookie_reports_it() -> None:
-    row = BookieRow(
-        bookie=B1,
+@in_virtual_time
+async def test_the_list_has_racks_times_and_ledgers_that_are_left() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    racks = StoredRacks(racks={B1: "/east/1"}).to_json()
+    await cluster.store.create(PATHS.racks, racks, with_parents=True)
+    began_ms = cluster.clock.wall_ms()
+
+    async with auditing(cluster, settings=delayed(100)):
+        await asyncio.sleep(5)
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+        rows, _ = await gather_bookies(visiting(cluster), clock=cluster.clock)
+
+    lost, there = rows[0], rows[1]
+    assert (lost.rack, lost.ledgers_left) == ("/east/1", 2)
+    assert lost.since_ms is not None
+    assert lost.since_ms > began_ms
+    assert (there.rack, there.ledgers_left) == (None, None)
+    assert there.since_ms is not None
+    assert there.since_ms <= began_ms
+
+
+NOW_MS = 10_000_000
+LISTED = [
+    BookieRow(bookie=B1, has_cookie=True, state=BookieState.WRITABLE, since_ms=NOW_MS - 9_000_000),
+    BookieRow(
+        bookie=B2,
         has_cookie=True,
-        state=BookieState.WRITABLE,
-        disk_space=DiskSpace(free_bytes=2**30, total_bytes=4 * 2**30),
-        maintenance=MaintenanceWindow(since_ms=0, until_ms=60_000),
+        state=BookieState.LOST,
+        since_ms=NOW_MS - 90_000,
+        rack="/east/1",
+        ledgers_left=1_200,
+    ),
+    BookieRow(
+        bookie=B3,
+        has_cookie=True,
+        state=BookieState.ABSENT,
+        rack="/east/2",
+        loss_due_ms=NOW_MS + 5_000,
+        maintenance=MaintenanceWindow(since_ms=0, until_ms=NOW_MS + 60_000),
+    ),
+    BookieRow(
+        bookie=B4,
+        has_cookie=True,
+        state=BookieState.READ_ONLY,
+        since_ms=NOW_MS - 1_000,
+        rack="/west/1",
+        drain=DrainOrder(since_ms=0),
+        disk_space=DiskSpace(free_bytes=1 << 30, total_bytes=4 << 30),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "bookies"),
+    [
+        pytest.param({}, [B2, B3, B4, B1], id="the worst first"),
+        pytest.param({"sort": "id"}, [B1, B2, B3, B4], id="by ID"),
+        pytest.param({"sort": "since"}, [B4, B2, B1, B3], id="the latest change first"),
+        pytest.param({"sort": "space"}, [B4, B1, B2, B3], id="the fullest first"),
+        pytest.param({"sort": "rack", "rack": "/east"}, [B2, B3], id="of a region, by rack"),
+        pytest.param({"rack": "/east/2"}, [B3], id="of a rack"),
+        pytest.param({"rack": "/eas"}, [], id="a part of a name is no rack"),
+        pytest.param({"states": parse_states("read-only,lost")}, [B2, B4], id="of two states"),
+    ],
+)
+def test_the_list_is_filtered_and_sorted(chosen: dict[str, Any], bookies: list[BookieId]) -> None:
+    assert [row.bookie for row in chosen_rows(LISTED, **chosen)] == bookies
+
+
+def test_the_list_is_a_table(said: Said) -> None:
+    east = chosen_rows(LISTED, rack="/east")
+    writable = chosen_rows(LISTED, states=parse_states("writable"))
+
+    said(
+        "bookies",
+        {
+            "all": list_text(chosen_rows(LISTED), LISTED, now_ms=NOW_MS),
+            "of a region": list_text(east, LISTED, now_ms=NOW_MS),
+            "without a rack or an order": list_text(writable, writable, now_ms=NOW_MS),
+            "none": list_text([], LISTED, now_ms=NOW_MS),
+        },
     )
-
-    text = row.to_text(now_ms=0)
-
-    assert text == f"{B1}: writable, in maintenance for another 1 min, 25% of 4.0 GiB free"

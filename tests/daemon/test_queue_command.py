@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
-from daemon.cli.queue import line_of
-from daemon.operations.queue import QueuedLedgerRecord, queue_rows
+from daemon.cli.queue import list_text, sums_text, why_text
+from daemon.operations.queue import QueuedLedgerRecord, queue_rows, queue_sums, read_queue
+from daemon.operations.topics import NONE, Topic, topic_of
 from daemon.status.gathering import gather_status
+from ledgers.placement.pulsar import CONFIG_KEY
 from replication.marks import MarkedLedger, read_locks, read_marks
 from replication.orders import DrainOrder, OrderStore, drain_znode
 from replication.reasons import Reason
@@ -15,6 +19,7 @@ from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS
+from tests.said import Said
 
 
 @in_virtual_time
@@ -35,12 +40,13 @@ async def test_the_list_says_why_each_ledger_is_marked() -> None:
     marked = await read_marks(cluster.store, PATHS, range(5))
     rows = await queue_rows(visiting(cluster), marked, only_private=())
 
-    assert [line_of(row, now_ms=now_ms).partition(": ")[2] for row in rows] == [
-        f"misses {B1} [{B1}: lost for 60 s]",
-        f"misses {B2}, {B3} [{B2}: lost 90 s ago, registered again; {B3}: reformatted 5 s ago]",
+    assert [why_text(row, now_ms=now_ms) for row in rows] == [
+        f"misses {B1} [lost for 1 min]",
+        f"misses {B2}, {B3} [{B2}: lost 1 min 30 s ago, registered again; "
+        f"{B3}: reformatted 5 s ago]",
         f"misses {B5}",
         "misses nothing",
-        f"misses {B4} [{B4}: replicas check, 0 s ago: entry 3 is gone]",
+        f"misses {B4} [replicas check, 0 s ago: entry 3 is gone]",
     ]
 
 
@@ -65,7 +71,7 @@ async def test_denied_marks_and_locks_do_not_fail_the_list() -> None:
         None,
         None,
     ]
-    assert line_of(rows[0], now_ms=0) == (f"ledger 0: {denied}")
+    assert why_text(rows[0], now_ms=0) == denied
     assert [each.holder for each in await read_locks(admin_session.store, PATHS, range(3))] == [
         None
     ]
@@ -81,9 +87,7 @@ async def test_a_damaged_mark_needs_no_operator() -> None:
         visiting(cluster), await read_marks(cluster.store, PATHS, [0]), only_private=()
     )
 
-    assert line_of(row, now_ms=0) == (
-        "ledger 0: its mark is unreadable, but the ledger is checked anyway"
-    )
+    assert why_text(row, now_ms=0) == ("its mark is unreadable, but the ledger is checked anyway")
 
 
 @in_virtual_time
@@ -101,10 +105,10 @@ async def test_the_list_says_why_a_ledger_is_in_the_private_queue() -> None:
 
     rows = await queue_rows(visiting(cluster), marked, only_private=[5, 6, 7])
 
-    drained, by_hand, found = (line_of(row, now_ms=now_ms) for row in rows)
-    assert drained == f"ledger 5: drain of {B1} [{B1}: draining for 30 s]"
-    assert by_hand.startswith(f"ledger 6: check by hand on {B2} [{B2}: by hand")
-    assert found.startswith(f"ledger 7: bad copies on {B4} [{B4}: fsck check")
+    drained, by_hand, found = (why_text(row, now_ms=now_ms) for row in rows)
+    assert drained == f"drain of {B1} [draining for 30 s]"
+    assert by_hand.startswith(f"check by hand on {B2} [by hand")
+    assert found.startswith(f"bad copies on {B4} [fsck check")
 
 
 def detail_of(row: QueuedLedgerRecord) -> str:
@@ -128,9 +132,9 @@ async def test_the_list_says_why_a_ledger_waits_and_until_when() -> None:
         await worker.notes.put(waiting)
         (row,) = await rows_of(cluster, 1)
 
-    line = f"ledger 1: misses {B1} — no-target: {detail_of(row)}"
-    assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
-    assert line_of(row, now_ms=due_ms) == line
+    line = f"misses {B1} — no-target: {detail_of(row)}"
+    assert why_text(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
+    assert why_text(row, now_ms=due_ms) == line
 
 
 @in_virtual_time
@@ -145,10 +149,10 @@ async def test_the_list_says_when_a_grace_ends() -> None:
         await worker.notes.put(replace(waiting, grace_until_ms=now_ms + 9_000))
         (row,) = await rows_of(cluster, 1)
 
-    locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
+    locked = f"misses {B1} (locked by host-b for 0 s)"
     line = f"{locked} — open-ledger-grace: {detail_of(row)}"
     assert grace_end_of(row) == now_ms + 9_000
-    assert line_of(row, now_ms=now_ms) == f"{line}; grace ends in 9 s"
+    assert why_text(row, now_ms=now_ms) == f"{line}; grace ends in 9 s"
 
 
 @in_virtual_time
@@ -193,3 +197,66 @@ async def test_the_note_of_a_deleted_mark_is_not_shown_for_a_new_mark() -> None:
 
     assert (status.queue.waiting, status.queue.waiting_count) == ((), 0)
     assert row.waiting is None
+
+
+# --- Topics ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("custom", "topic"),
+    [
+        pytest.param(
+            {"application": "pulsar", "pulsar/managed-ledger": "acme/eu/persistent/a%2Fb+c%25"},
+            Topic("acme/eu/a/b c%", "acme"),
+            id="a topic of Pulsar, whose name is encoded",
+        ),
+        pytest.param(
+            {"pulsar/managed-ledger": "acme/west/eu/persistent/orders", "pulsar/cursor": "sub"},
+            Topic("acme/west/eu/orders", "acme"),
+            id="a cursor, of a topic with a cluster in its name",
+        ),
+        pytest.param(
+            {"pulsar/compactedTopic": "persistent://acme/eu/100%"},
+            Topic("acme/eu/100%", "acme"),
+            id="a compacted topic, whose name is not encoded",
+        ),
+        pytest.param({"pulsar/schemaId": "acme/eu/a+b"}, Topic("acme/eu/a b", "acme"), id="schema"),
+        pytest.param({"pulsar/managed-ledger": "alone"}, Topic("alone"), id="no topic's name"),
+        pytest.param(
+            {"application": "Pravega", "BookKeeperLogId": "7"}, Topic("BookKeeperLogId=7"), id="log"
+        ),
+        pytest.param({"b": "2", "a": "1"}, Topic("a=1, b=2"), id="another application"),
+        pytest.param({CONFIG_KEY: "{}"}, NONE, id="a rule of placement is no name"),
+    ],
+)
+def test_the_topic_comes_from_custom_metadata(custom: dict[str, str], topic: Topic) -> None:
+    assert topic_of([(key, value.encode()) for key, value in custom.items()]) == topic
+
+
+@in_virtual_time
+async def test_topics_and_tenants_are_chosen_and_summed(said: Said) -> None:
+    cluster = await Cluster.start()
+    names = ("acme/eu/persistent/a", "acme/eu/persistent/b", "acme2/eu/persistent/\x1b[2J", "")
+    for ledger_id, name in enumerate(names):
+        custom = (("pulsar/managed-ledger", name.encode()),) if name else ()
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, custom=custom)
+        await cluster.mark(B1, ledger_id=ledger_id)
+    here = visiting(cluster)
+
+    async def ids(**chosen: str) -> list[int]:
+        return [row.ledger_id for row in (await read_queue(here, **chosen)).ledgers]
+
+    every = await read_queue(here)
+    assert [row.topic for row in every.ledgers] == [
+        "acme/eu/a",
+        "acme/eu/b",
+        "acme2/eu/\x1b[2J",
+        None,
+    ]
+    assert await ids(tenant="acme") == [0, 1]
+    assert await ids(topic="persistent://acme/eu/a") == [0]
+    assert await ids(topic="acme2", tenant="acme") == []
+    assert (await read_queue(here, tenant="acme", limit=1)).marked == 2
+    now_ms = (every.ledgers[0].ctime_ms or 0) + 200_000
+    by_tenant = sums_text(queue_sums(every, by="tenant"), by="tenant")
+    said("queue", {"all": list_text(every, now_ms=now_ms), "by tenant": by_tenant})

@@ -9,7 +9,7 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import Finding
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession
-from daemon.cli.queue import line_of
+from daemon.cli.queue import why_text
 from daemon.operations.drains import order_drains
 from daemon.operations.maintenance import concerns as window_concerns
 from daemon.operations.maintenance import end_window, open_window
@@ -204,7 +204,7 @@ async def test_foreign_locks_are_listed_with_the_oldest_first() -> None:
         (3, "java-host"),
         (1, None),
     ]
-    unknown, ours, foreign = (line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows)
+    unknown, ours, foreign = (why_text(row, now_ms=cluster.clock.wall_ms()) for row in rows)
     assert "locked by an unknown holder, which is not a bookmender node, for 0 s" in unknown
     assert "(locked by host-b for 10 s)" in ours
     assert "locked by java-host, which is not a bookmender node, for 10 s" in foreign
