@@ -66,8 +66,8 @@ def _reread_delay(text: str) -> Value | None:
     return None if flush_s <= 60 else 2 * flush_s
 
 
-PULSAR_RESOLVER = ".BookieRackAffinityMapping"
-"""Pulsar's class that reads racks from ZooKeeper."""
+PULSAR_RESOLVER = "BookieRackAffinityMapping"
+"""The end of the names of Pulsar's classes that read racks from ZooKeeper: ``Zk…`` until 2.8."""
 
 WITHOUT_COUNTERPART: Mapping[str, tuple[str, ...]] = {
     "Not needed: requests are repeated as necessary.": (

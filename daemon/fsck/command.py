@@ -90,6 +90,20 @@ def parse_spark_setting(text: str) -> tuple[str, str]:
     return key, setting
 
 
+class ResultsFolder(Folder):
+    """A folder whose name is no output format, which other commands take as ``--output``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("text", "json"):
+            self.fail(
+                f"--output names the folder of the results. For the format give -o {value}; for a "
+                f"folder of this name write ./{value}",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 MASTERS = re.compile(
     r"local(\[(\*|[1-9][0-9]*)(, *[0-9]+)?\])?|local-cluster\[.+\]|yarn"
     r"|spark://[^/,\s]+:[0-9]+(,[^/,\s]+:[0-9]+)*|(?!spark:|local:)[a-z][a-z0-9+.-]*://\S+"
@@ -175,7 +189,7 @@ def fsck() -> None:
     "folder",
     metavar="DIR",
     required=True,
-    type=Folder(),
+    type=ResultsFolder(),
     help="Folder for the results.",
 )
 @click.option(

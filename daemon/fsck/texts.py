@@ -10,7 +10,7 @@ from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade, evidence_text
-from daemon.cli.progress import Eta, Line
+from daemon.cli.progress import Line
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
 from daemon.fsck.runner import MarkResult
 from daemon.words import counted, duration_text, printable
@@ -28,7 +28,9 @@ START_WORKER = "start a node whose worker is enabled: bookmender daemon"
 class Meter:
     """Describes a run's progress, with rates and the remaining time of the current phase.
 
-    In a continued run, entries that were read before it was killed count in no rate.
+    The rates are those of the whole phase: tasks of equal size end at nearly the same time, so the
+    progress of the last minute depends on how many of them it contains. In a continued run, what
+    was done before it was killed counts in no rate.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +41,7 @@ class Meter:
         now_s = self._now_s()
         if progress.phase != self.phase:
             self.phase = progress.phase
-            self._first, self._since_s, self._eta = progress, now_s, Eta()
+            self._first, self._since_s = progress, now_s
         parts = [counted(progress.ledgers_done, "ledger")]
         if progress.ledgers_expected:
             parts = [f"{progress.ledgers_done:,} of {progress.ledgers_expected:,} ledgers"]
@@ -53,10 +55,9 @@ class Meter:
                 f"{entries / elapsed_s:,.0f} entries/s, {size_text(round(size / elapsed_s))}/s"
             )
         left = progress.work_expected - progress.work_done
-        if progress.work_expected:
-            remaining_s = self._eta.remaining_s(left, now_s=now_s)
-            if left and remaining_s is not None:
-                parts.append(f"{duration_text(remaining_s)} to go")
+        done = progress.work_done - self._first.work_done
+        if left > 0 and done > 0:
+            parts.append(f"{duration_text(left * elapsed_s / done)} to go")
         return "; ".join(parts)
 
 

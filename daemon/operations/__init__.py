@@ -6,7 +6,8 @@ call it and print.
 
 - ``plan`` shows what repairs would copy, ``observe`` what a leader would mark. ``repair`` repairs
   ledgers in this process. All three use the code of a node.
-- ``queue`` and ``ledgers`` read; ``close`` and ``restore`` write the metadata of one ledger.
+- ``queue`` and ``ledgers`` read, and ``topics`` says whose a ledger is; ``close`` and ``restore``
+  write the metadata of one ledger.
 - ``history`` reads what happened.
 - ``feed`` shows, enables and disables the change feed, and shows its clients.
 - ``bookies`` lists bookies; ``drains``, ``maintenance``, ``decommission`` and ``identities`` order

@@ -30,6 +30,7 @@ from daemon.operations.waiting import Show
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import Clock
 from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
+from ledgers.placement import Adherence
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
@@ -214,12 +215,18 @@ def counts_text(run: CheckRun) -> str:
     if not any(run.counts.values()):
         return "nothing"
     return ", ".join(
-        f"{count:,} {kind.replace('_', ' ')}{_WHY.get(kind, '')}"
+        f"{count:,} {kind.replace('_', ' ')}"
+        + (f" ({meaning})" if (meaning := _MEANINGS.get(kind.removeprefix("open_"))) else "")
         for kind, count in run.counts.items()
     )
 
 
-_WHY = {UNCOMPARED: " (no source of racks is configured, so there is nothing to compare)"}
+_MEANINGS = {
+    UNCOMPARED: "no source of racks is configured, so there is nothing to compare",
+    Adherence.FAIL.value: "their copies break the placement policy",
+    Adherence.SOFT.value: "they follow what the policy requires, not all that it desires",
+    Adherence.STRICT.value: "they follow the policy",
+}
 
 
 POLL_S = 1.0

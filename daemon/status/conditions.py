@@ -26,6 +26,7 @@ from daemon.status.condition import CONDITIONS as CONDITIONS
 from daemon.status.leader import loss_text
 from daemon.status.state import Status
 from daemon.words import counted, duration_text, printable
+from ledgers.placement import Adherence
 from replication.reasons import gravity
 
 OF_SERVICES = ("NO_AUDITOR", "NO_WORKERS", "LEDGER_MAP_LOADING")
@@ -701,6 +702,32 @@ def fsck_inconclusive(status: Status) -> Found | None:
         ),
         "Its report says why. Make every bookie answer, and run fsck again.",
         {"runs": unknown},
+    )
+
+
+@condition
+def ledgers_misplaced(status: Status) -> Found | None:
+    """WARN - Copies of closed ledgers are not where the placement policy wants them, by the last
+    placement check. No copy is missing, but the loss of one rack may lose entries.
+    Causes: Racks were changed or learned after the ledgers were written. A rack was full or down
+    while copies were placed.
+    Do: Set checks.repairs_placement = true, or compare the racks with bookmender bookie list.
+    bookmender check shows the counts.
+    Clears: when a later placement check finds all closed ledgers well placed."""
+    run = status.reports.placement
+    if run is None or not (count := run.counts.get(Adherence.FAIL.value, 0)):
+        return None
+    marked = run.counts.get("marked", 0)
+    age = duration_text((status.taken_ms - (run.finished_ms or run.started_ms)) / 1000)
+    return Found(
+        "WARN",
+        f"{counted(count, 'closed ledger')} broke the placement policy in the check {age} ago; "
+        f"{marked:,} marked to be moved.",
+        "Nothing: workers move the copies, and a later check looks again."
+        if marked
+        else "Set checks.repairs_placement = true, so that workers move the copies. bookmender "
+        "check placement looks again.",
+        {"ledger_count": count, "marked": marked},
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from auditor.checks.records import PLACEMENT, read_check
 from auditor.election import current_leader
 from auditor.fsck.results.summary import read_closer, read_last
 from auditor.mark_reasons import read_private_queue
@@ -132,6 +133,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             audit=await _current_audit(cluster),
             fsck=await read_last(store, paths),
             fsck_closer=await read_closer(store, paths),
+            placement=(await read_check(store, paths, PLACEMENT.name)).last,
             unreadable_records=await unreadable_records(store, paths),
             unproven=tuple(end.ledger_id for end in unproven),
         ),

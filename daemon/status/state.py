@@ -4,6 +4,7 @@ No I/O."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from auditor.checks.records import CheckRun
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.operations.bookies import BookieRow
@@ -173,6 +174,8 @@ class Reports:
     fsck_closer: Summary | None = None
     """An earlier run at a closer level that found something wrong, if no run at that level
     followed."""
+    placement: CheckRun | None = None
+    """The last complete run of the placement check."""
     unreadable_records: tuple[UnreadableRecord, ...] = ()
     """Records of bookmender that cannot be read, without orders."""
     unproven: tuple[int, ...] = ()

@@ -378,8 +378,14 @@ def test_a_value_cannot_leave_its_comment(java_file: Path) -> None:
     assert "http" not in document
 
 
-def test_pulsars_resolver_becomes_its_znode(java_file: Path) -> None:
-    resolver = "org.apache.pulsar.bookie.rackawareness.BookieRackAffinityMapping"
+@pytest.mark.parametrize(
+    "resolver",
+    [
+        "org.apache.pulsar.bookie.rackawareness.BookieRackAffinityMapping",
+        pytest.param("org.apache.pulsar.zookeeper.ZkBookieRackAffinityMapping", id="until 2.8"),
+    ],
+)
+def test_pulsars_resolver_becomes_its_znode(java_file: Path, resolver: str) -> None:
     java_file.write_text(JAVA + f"reppDnsResolverClass={resolver}\n")
 
     values = translate(read_properties(java_file)).values

@@ -124,6 +124,7 @@ def test_the_defaults_are_level_ends_without_limits(runs: FakeRuns, tmp_path: Pa
         pytest.param(["--output", "s3a://bucket/fsck"], id="a folder of other storage"),
         pytest.param(["--output", "file://host/fsck"], id="a folder of another host"),
         pytest.param(["--master", ""], id="an empty master"),
+        pytest.param(["--output", "json"], id="a format in place of the folder"),
         pytest.param(["--master", "foo"], id="an unknown kind of master"),
         pytest.param(["--master", "local[x]"], id="a master of x cores"),
         pytest.param(["--master", "local[0]"], id="a master without cores"),

@@ -412,6 +412,17 @@ def test_progress_has_rates_and_the_time_left_if_something_is_read() -> None:
     )
 
 
+def test_the_time_left_does_not_depend_on_which_tasks_ended_last() -> None:
+    """Tasks of one size end together. The first of the next ones ends 200 s later."""
+    now_s = [0.0]
+    meter = Meter(lambda: now_s[0])
+    meter.text(_checking(ledgers=0, entries=0))
+    for now_s[0], entries in ((300.0, 6_000_000), (300.1, 7_500_000), (500.0, 8_000_000)):
+        told = meter.text(_checking(ledgers=0, entries=entries))
+
+    assert told.endswith("2 min 5 s to go")
+
+
 def _checking(*, ledgers: int, entries: int) -> FsckProgress:
     return FsckProgress(
         phase="looking",

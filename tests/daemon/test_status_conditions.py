@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from auditor.backlog import UnavailableLedgers
+from auditor.checks.records import CheckRun
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
@@ -284,6 +285,10 @@ def unavailable(count: int, *first: int, **restored_by: int) -> LeaderState:
     return replace(TWO_NAMED, unavailable=found)
 
 
+def placed(**counts: int) -> CheckRun:
+    return CheckRun(started_ms=0, finished_ms=0, counts=counts)
+
+
 BLOCKED = tuple(
     note(number, reason)
     for number, reason in enumerate((Reason.HOLD, Reason.NO_TARGET, Reason.NO_COPY))
@@ -327,6 +332,9 @@ SCENES: dict[str, dict[str, Any]] = {
         "marked_count": 1,
         "waiting": (replace(note(1, Reason.MAINTENANCE), next_try_ms=60_000),),
     },
+    "misplaced": {"placement": placed(fail=981, strict=19_019)},
+    "misplaced, and being moved": {"placement": placed(fail=981, marked=900)},
+    "well placed": {"placement": placed(strict=19_019, soft=3, open_fail=1)},
     "maintenance": {"ordered": TWO_WINDOWS[:1]},
     "maintenance, all readable": {**LEADER, "ordered": TWO_WINDOWS, "leader_state": unavailable(0)},
     "a drain": {"ordered": draining(UNDER_WAY, DRAINED)},
