@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
+from msgspec import convert
 
 from daemon.admin_session import AdminSession, in_each_session, run_in_session, shared_clock
-from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
 from daemon.cli.output import echo, echo_list, list_options, table
@@ -45,7 +44,6 @@ from ledgers.errors import RejectedError
 from ledgers.model import BookieId
 from ledgers.placement.topology import clean_rack
 from ledgers.sizes import size_text
-from replication.orders import MaintenanceWindow
 
 
 @click.group(cls=CommandGroup)
@@ -294,12 +292,7 @@ def maintain(
     if (reason or yes) and duration_s is None:
         raise click.UsageError(f"{'--reason' if reason else '--yes'} needs --for.")
 
-    refusal = ""
-
-    async def act(
-        cluster: AdminSession,
-    ) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
-        nonlocal refusal
+    async def act(cluster: AdminSession) -> maintenance.WindowsRecord:
         clock = SystemClock()
         if bookie is not None and duration_s is not None:
             try:
@@ -311,9 +304,11 @@ def maintain(
                     accepts_unavailable=yes,
                     clock=clock,
                 )
-                echo_notes(concerns)
             except RejectedError as error:
-                refusal = str(error)
+                raise RejectedError(
+                    f"nothing was changed. To begin the window anyway, give --yes. {error}"
+                ) from error
+            echo_notes(concerns)
         elif bookie is not None:
             await check_known(cluster, [bookie])
         if bookie is not None and end:
@@ -326,26 +321,24 @@ def maintain(
         if windows if bookie is None else bookie in windows:
             echo_notes(await leader_concerns(cluster, "maintenance windows"))
         unreadable = await maintenance.read_unreadable_windows(cluster, bookie)
-        echo_notes(unreadable_texts(unreadable))
-        return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
+        return maintenance.WindowsRecord(
+            bookies={
+                each: convert(window, MaintenanceRecord, from_attributes=True)
+                for each, window in sorted(windows.items())
+                if bookie in (None, each)
+            },
+            unreadable_orders=list(unreadable),
+        )
 
-    windows, unreadable = run_in_session(config, act)
-    if refusal:
-        echo_notes([f"Nothing was changed: {refusal} To begin the window anyway, give --yes."])
-    record = maintenance.WindowsRecord(
-        bookies={b: MaintenanceRecord.of(window) for b, window in sorted(windows.items())},
-        unreadable_orders=list(unreadable),
-    )
-    if output == "json":
-        why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
-        click.echo(as_json(msgspec.to_builtins(record) | why))
-    else:
-        now_ms = SystemClock().wall_ms()
-        for each, window in sorted(windows.items()):
-            click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
-        if not windows and not refusal:
-            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} in maintenance")
-    sys.exit(EXIT_FAILED if unreadable or refusal else 0)
+    found = run_in_session(config, act)
+    echo_notes(unreadable_texts(found.unreadable_orders))
+    now_ms, none = SystemClock().wall_ms(), f"{bookie or 'no bookie'} is{' not' if bookie else ''}"
+    texts = [
+        f"{each}: {maintenance_text(window, now_ms=now_ms)}"
+        for each, window in found.bookies.items()
+    ]
+    echo(output, found, "\n".join(texts) or f"{none} in maintenance")
+    sys.exit(EXIT_FAILED if found.unreadable_orders else 0)
 
 
 # --- Decommissions and identities -----------------------------------------------------------------

@@ -59,6 +59,7 @@ from ledgers.zookeeper.servers import Server, ask_servers
 from replication.cluster import ViewSource
 from replication.nodes import LiveNode, NodeInfo, Role
 from replication.racks import RackKeeper, has_unused_racks
+from replication.znodes import ClusterPaths
 
 CONNECT_TIMEOUT_S, CHECK_TIMEOUT_S = 3.0, 4.0
 """Time to open a session, and for each check in it. With the time to ask each server of ZooKeeper,
@@ -130,8 +131,7 @@ def doctor(config: Path | None, output: str, writes: bool) -> None:
     """Check this host, ZooKeeper, the bookies and the settings, within 10 s.
 
     It shows what could keep bookmender from its work, and what to do. bookmender status shows how
-    the ledgers are. Nothing is written, unless --write is given: only then the clocks are compared
-    exactly.
+    the ledgers are. Nothing is written, unless --write is given: only then clocks are compared.
 
     Exit codes: 0 everything is OK. 1 warnings or errors. 2 the settings are wrong.
     """
@@ -340,26 +340,14 @@ async def _cluster_id(cluster: AdminSession) -> list[Finding]:
     return [_ok("cluster", f"{text}, instance {instance_id}")]
 
 
-def _trees(cluster: AdminSession) -> tuple[str, ...]:
-    """Return the znodes whose children bookmender lists."""
-    root, paths = cluster.root, cluster.paths
-    return (
-        root,
-        f"{root}/available",
-        f"{root}/available/readonly",
-        f"{root}/cookies",
-        paths.directory,
-        paths.marks,
-        paths.locks,
-        paths.election,
-        paths.nodes,
-        paths.orders,
-    )
+def _written_trees(paths: ClusterPaths) -> tuple[str, ...]:
+    """Return the znodes below which bookmender creates others."""
+    return (paths.directory, paths.marks, paths.locks, paths.election, paths.nodes, paths.orders)
 
 
 async def _read_access(cluster: AdminSession) -> list[Finding]:
-    denied = []
-    for path in _trees(cluster):
+    denied, of_bookies = [], ("", "/available", "/available/readonly", "/cookies")
+    for path in (*(cluster.root + name for name in of_bookies), *_written_trees(cluster.paths)):
         try:
             await children_if_any(cluster.store, path)
         except UnauthorizedError as error:
@@ -373,11 +361,10 @@ async def _write_access(cluster: AdminSession) -> list[Finding]:
     ZooKeeper refuses each transaction as a whole: its last operation checks a znode that does not
     exist. If an ACL denies access, the first operation is refused already.
     """
-    paths, name = cluster.paths, f"doctor-{uuid.uuid4()}"
+    name = f"doctor-{uuid.uuid4()}"
     never = Check(path=f"{cluster.root}/{name}")
     attempts: dict[str, Create | SetData] = {}
-    trees = (paths.directory, paths.marks, paths.locks, paths.election, paths.nodes, paths.orders)
-    for wanted in trees:
+    for wanted in _written_trees(cluster.paths):
         parent = await _nearest(cluster, wanted)
         attempts[parent] = Create(path=f"{parent}/{name}")
     attempts |= await _rewrite_of_a_ledger(cluster)
@@ -417,7 +404,7 @@ def access_finding(check: str, path: str, error: UnauthorizedError) -> Finding:
 
 async def _clock(cluster: AdminSession, *, writes: bool, clock: Clock) -> list[Finding]:
     if not writes:
-        return [clock_bound_finding(await _newest_ms(cluster), now_ms=clock.wall_ms())]
+        return [_ok("clock", "not compared with ZooKeeper's; --write compares them")]
     parent = cluster.paths.directory
     if await cluster.store.exists(parent) is None:  # no auto-recovery has run yet
         parent = cluster.root
@@ -429,26 +416,6 @@ async def _clock(cluster: AdminSession, *, writes: bool, clock: Clock) -> list[F
     await cluster.store.delete(path)
     assert stat is not None
     return [clock_finding((sent_ms + replied_ms) / 2000 - stat.ctime_ms / 1000)]
-
-
-async def _newest_ms(cluster: AdminSession) -> int:
-    """Return the time of the newest write among the znodes of nodes and bookies, by ZooKeeper's
-    clock; 0 if there are none."""
-    times_ms = [0]
-    for parent in (cluster.paths.nodes, f"{cluster.root}/available"):
-        for name in (await children_if_any(cluster.store, parent))[:1000]:
-            stat = await cluster.store.exists(f"{parent}/{name}")
-            times_ms += [stat.mtime_ms] if stat else []
-    return max(times_ms)
-
-
-def clock_bound_finding(newest_ms: int, *, now_ms: int) -> Finding:
-    """Judge the clock by a write that ZooKeeper has stamped: it cannot lie in the future."""
-    behind_s = (newest_ms - now_ms) / 1000
-    if behind_s > SKEW_BOUNDS_S[0]:
-        return clock_finding(-behind_s)
-    text = "no sign of a clock that is behind; --write compares the clocks"
-    return _ok("clock", text)
 
 
 def clock_finding(ahead_s: float) -> Finding:

@@ -20,6 +20,8 @@ GONE = {
     "bookie drain --dry-run": "bookmender plan --bookie ID",
     "fsck diff": "bookmender fsck show DIR LEDGER, which shows the verdicts of all runs",
     "fsck report": "DIR/report.html, which each run writes, or bookmender fsck show DIR LEDGER",
+    "fsck run --entry-lists": "bookmender fsck run without it: entries are read",
+    "fsck run --skip-checked-within": "--for, or --changed, of bookmender fsck run",
     "health": "bookmender status --explain",
     "plan --plan": "bookmender plan --all --limit N",
     "plan --watch": "watch bookmender plan --all, or a node with node.mode = observe, which logs "

@@ -95,12 +95,7 @@ class ResultsFolder(Folder):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in ("text", "json"):
-            self.fail(
-                f"--output names the folder of the results. For the format give -o {value}; for a "
-                f"folder of this name write ./{value}",
-                param,
-                ctx,
-            )
+            self.fail(f"this is the folder of the results. Format: -o {value}", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -165,12 +160,6 @@ CHECK_RESULTS = "check that DIR has the complete results of a run"
 CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
 
 
-def _note_ignored(ctx: click.Context, param: click.Parameter, value: object) -> None:
-    """Say that an option of earlier releases has no effect. Timers may still give it."""
-    if value:
-        echo_notes([f"{param.opts[0]} is ignored: see --for and --changed"])
-
-
 @click.group(cls=CommandGroup)
 def fsck() -> None:
     """Check every copy of every ledger, on Spark (docs/fsck.md).
@@ -226,16 +215,6 @@ def fsck() -> None:
     help="Deadline for the start of Spark.",
 )
 @click.option("--for", "time_budget_s", type=Duration(), help="Time limit, such as 2h.")
-@click.option(
-    "--skip-checked-within",
-    type=Duration(),
-    hidden=True,
-    expose_value=False,
-    callback=_note_ignored,
-)
-@click.option(
-    "--entry-lists", is_flag=True, hidden=True, expose_value=False, callback=_note_ignored
-)
 @click.option(
     "--reads-per-s", type=Limit("entries_per_s"), help="Limit in entries, for all executors."
 )

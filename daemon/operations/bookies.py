@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-import msgspec
+from msgspec import convert
 
 from auditor.records import DrainProgress, read_absences, read_drains, read_identities
 from auditor.underreplication import reformatted_bookies
@@ -141,18 +141,10 @@ class MaintenanceRecord(Answer, frozen=True, kw_only=True):
     until_ms: int
     reason: str
 
-    @classmethod
-    def of(cls, window: MaintenanceWindow) -> Self:
-        return cls(since_ms=window.since_ms, until_ms=window.until_ms, reason=window.reason)
-
 
 class DiskSpaceRecord(Answer, frozen=True, kw_only=True):
     free_bytes: int
     total_bytes: int
-
-    @classmethod
-    def of(cls, space: DiskSpace) -> Self:
-        return cls(free_bytes=space.free_bytes, total_bytes=space.total_bytes)
 
 
 class BookieRecord(Answer, frozen=True, kw_only=True):
@@ -230,13 +222,9 @@ class BookieRow:
             rack=self.rack,
             ledgers_left=self.ledgers_left,
             drain=DrainRecord.of(self.drain, self.progress) if self.drain else None,
-            maintenance=MaintenanceRecord.of(self.maintenance) if self.maintenance else None,
-            disk_space=DiskSpaceRecord.of(self.disk_space) if self.disk_space else None,
+            maintenance=convert(self.maintenance, MaintenanceRecord | None, from_attributes=True),
+            disk_space=convert(self.disk_space, DiskSpaceRecord | None, from_attributes=True),
         )
-
-    def to_json(self) -> dict[str, Any]:
-        record: dict[str, Any] = msgspec.to_builtins(self.record())
-        return record
 
     def to_text(self, *, now_ms: int) -> str:
         facts = [self.state.value]
@@ -271,7 +259,7 @@ def _unreadable_text(progress: DrainProgress) -> str:
     )
 
 
-def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
+def maintenance_text(window: MaintenanceWindow | MaintenanceRecord, *, now_ms: int) -> str:
     left = duration_text((window.until_ms - now_ms) / 1000)
     return f"in maintenance for another {left}" + (
         f" ({printable(window.reason)})" if window.reason else ""

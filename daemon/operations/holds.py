@@ -63,22 +63,16 @@ class HoldStateRecord(Answer, frozen=True, kw_only=True):
     @property
     def absent_text(self) -> str:
         count = len(self.absent) + len(self.absent_by_order)
+        lost = "" if not self.lost else f" ({len(self.lost)} lost)"
         are_all_lost = bool(count) and len(self.lost) == count
-        names, excused = (
-            shortened(
-                [f"{b} (lost)" if b in self.lost and not are_all_lost else b for b in bookies],
-                at_most=BOOKIES_SHOWN_MAX,
-            )
-            for bookies in (self.absent, self.absent_by_order)
-        )
         text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} "
-        text += "lost" if are_all_lost else "absent"
-        if names:
-            text += f": {names}"
-        if excused:
-            text += (
-                f"{'; also absent, but' if names else ','} in maintenance or draining: {excused}"
-            )
+        text += "lost" if are_all_lost else f"absent{lost}"
+        if self.absent:
+            text += f": {shortened(self.absent, at_most=BOOKIES_SHOWN_MAX)}"
+        if self.absent_by_order:
+            also = "; also absent, but" if self.absent else ","
+            excused = shortened(self.absent_by_order, at_most=BOOKIES_SHOWN_MAX)
+            text += f"{also} in maintenance or draining: {excused}"
         return text
 
 

@@ -1,15 +1,16 @@
 """The marked ledgers: why they are marked, who has leased them, and what blocks their repair."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from msgspec import structs
 
 from auditor.mark_reasons import MarkExplainer
 from auditor.scan import READS_AT_ONCE, read_each
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
-from daemon.operations.topics import NONE, Topic, topic_of, without_domain
+from daemon.operations.topics import DOMAIN, NONE, Topic, topic_of
 from daemon.operations.waiting import access_denied_text, current_notes
 from daemon.status.records import ForeignLockRecord, NoteRecord
 from ledgers.manager import VersionedMetadata
@@ -111,13 +112,12 @@ async def read_queue(
     shared = await marked_ledger_ids(cluster.store, cluster.paths)
     own = set(await marked_ledger_ids(cluster.store, cluster.paths.private)).difference(shared)
     chosen = sorted(own.union(shared))
-    read: dict[int, _Read] = {}
     if tenant or topic:
-        prefix, read = without_domain(topic), await _read_ledgers(cluster, chosen)
+        ledgers, prefix = await _read_ledgers(cluster, chosen), topic.removeprefix(DOMAIN)
         chosen = [
             ledger_id
-            for ledger_id, found in read.items()
-            if found.topic.name.startswith(prefix) and tenant in ("", found.topic.tenant)
+            for ledger_id, (found, _) in ledgers.items()
+            if found.name.startswith(prefix) and tenant in ("", found.tenant)
         ]
     marked_count, chosen = len(chosen), chosen[:limit]
     marks = [
@@ -125,48 +125,38 @@ async def read_queue(
         *await read_marks(cluster.store, cluster.paths.private, [i for i in chosen if i in own]),
     ]
     marks.sort(key=lambda marked: marked.ledger_id)
-    rows = await queue_rows(cluster, marks, only_private=own, read=read)
+    rows = await queue_rows(cluster, marks, only_private=own)
     return QueueRecord(marked=marked_count, ledgers=rows)
 
 
-class _Read(NamedTuple):
-    topic: Topic = NONE
-    size: int | None = None
-
-
-async def _read_ledgers(cluster: AdminSession, ledger_ids: Sequence[int]) -> dict[int, _Read]:
-    """Return topic and length of each ledger that exists."""
-    read: dict[int, _Read] = {}
+async def _read_ledgers(
+    cluster: AdminSession, ledger_ids: Sequence[int]
+) -> dict[int, tuple[Topic, int | None]]:
+    """Return the topic of each ledger that exists, and its length if it is closed."""
+    ledgers: dict[int, tuple[Topic, int | None]] = {}
     for start in range(0, len(ledger_ids), READS_AT_ONCE):
         part = await read_each(cluster.manager, ledger_ids[start : start + READS_AT_ONCE])
         for ledger_id, found in part.items():
-            read[ledger_id] = _Read()
+            topic, length = NONE, None
             if isinstance(found, VersionedMetadata):
-                metadata = found.metadata
-                size = metadata.length if metadata.is_closed else None
-                read[ledger_id] = _Read(topic_of(metadata.custom), size)
-    return read
+                topic = topic_of(found.metadata.custom)
+                length = found.metadata.length if found.metadata.is_closed else None
+            ledgers[ledger_id] = topic, length
+    return ledgers
 
 
 async def queue_rows(
-    cluster: AdminSession,
-    marked: Sequence[MarkedLedger],
-    *,
-    only_private: Collection[int],
-    read: Mapping[int, _Read] = MappingProxyType({}),
+    cluster: AdminSession, marked: Sequence[MarkedLedger], *, only_private: Collection[int]
 ) -> list[QueuedLedgerRecord]:
     """Return the details of these ledgers. ``only_private``: ledgers that have no mark in the
-    shared queue. ``read``: metadata that was read before."""
+    shared queue."""
     ledger_ids = [ledger.ledger_id for ledger in marked]
-    read = read or await _read_ledgers(cluster, ledger_ids)
+    ledgers = await _read_ledgers(cluster, ledger_ids)
     held = await read_locks(cluster.store, cluster.paths, ledger_ids)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     locks = {
         lock.ledger_id: LockRecord(
-            ledger_id=lock.ledger_id,
-            holder=lock.holder,
-            since_ms=lock.since_ms,
-            is_ours=lock.session_id in ours,
+            **structs.asdict(ForeignLockRecord.of(lock)), is_ours=lock.session_id in ours
         )
         for lock in held
     }
@@ -176,7 +166,7 @@ async def queue_rows(
     rows = []
     for ledger in marked:
         ledger_id, mark = ledger.ledger_id, ledger.mark
-        metadata = read.get(ledger_id, _Read())
+        topic, length = ledgers.get(ledger_id, (NONE, None))
         is_private = ledger_id in only_private
         reasons = explainer.explain(ledger_id, mark, is_private=is_private)
         unreadable = None
@@ -186,9 +176,9 @@ async def queue_rows(
         rows.append(
             QueuedLedgerRecord(
                 ledger_id=ledger_id,
-                topic=metadata.topic.name or None,
-                tenant=metadata.topic.tenant,
-                bytes=metadata.size,
+                topic=topic.name or None,
+                tenant=topic.tenant,
+                bytes=length,
                 missing=list(mark.replicas) if mark else None,
                 mark_unreadable=unreadable,
                 ctime_ms=mark.ctime_ms if mark else None,

@@ -15,7 +15,7 @@ ENCODED_KEYS = ("pulsar/managed-ledger", "pulsar/schemaId")
 TOPIC_KEYS = (*ENCODED_KEYS, "pulsar/compactedTopic", "pulsar/delayedIndexTopic")
 NAME_KEYS = ("BookKeeperLogId", "tablespacename")
 """Names of a log of Pravega, and of a tablespace of HerdDB."""
-DOMAINS = ("persistent", "non-persistent")
+DOMAIN = "persistent://"
 NAME_LENGTH_MAX = 300
 
 
@@ -43,16 +43,9 @@ def topic_of(custom: Sequence[tuple[str, bytes]]) -> Topic:
 def _of_pulsar(name: str, *, is_encoded: bool) -> Topic:
     """Return the topic of ``tenant/namespace/persistent/topic``, with a cluster after the tenant in
     Pulsar's old form, or of ``persistent://tenant/namespace/topic``."""
-    parts = without_domain(name).split("/")
-    for index in (2, 3):
-        if parts[index : index + 1] and parts[index] in DOMAINS:
-            del parts[index]
-            break
+    parts = name.removeprefix(DOMAIN).split("/")
+    if len(parts) > 3 and parts[-2] == "persistent":
+        del parts[-2]
     if is_encoded:
         parts[-1] = unquote_plus(parts[-1], errors="replace")
     return Topic("/".join(parts), parts[0] if len(parts) > 1 else None)
-
-
-def without_domain(name: str) -> str:
-    domain, separator, rest = name.partition("://")
-    return rest if separator and domain in DOMAINS else name

@@ -78,8 +78,8 @@ def test_the_json_has_the_same_results(runs: FakeRuns, tmp_path: Path) -> None:
 
 def test_the_options_reach_the_run(runs: FakeRuns, tmp_path: Path) -> None:
     call_run(
-        tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--entry-lists", "--for", "2h",
-        "--skip-checked-within", "7d", "--reads-per-s", "20k", "--bytes-per-s", "50M",
+        tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--for", "2h",
+        "--reads-per-s", "20k", "--bytes-per-s", "50M",
         "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--restart",
         "--start-within", "90s",
     )  # fmt: skip

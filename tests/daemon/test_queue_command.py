@@ -243,8 +243,9 @@ async def test_topics_and_tenants_are_chosen_and_summed(said: Said) -> None:
         await cluster.mark(B1, ledger_id=ledger_id)
     here = visiting(cluster)
 
-    async def ids(**chosen: str) -> list[int]:
-        return [row.ledger_id for row in (await read_queue(here, **chosen)).ledgers]
+    async def ids(tenant: str = "", topic: str = "") -> list[int]:
+        found = await read_queue(here, tenant=tenant, topic=topic)
+        return [row.ledger_id for row in found.ledgers]
 
     every = await read_queue(here)
     assert [row.topic for row in every.ledgers] == [

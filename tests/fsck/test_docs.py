@@ -62,6 +62,6 @@ def test_the_page_names_existing_options_and_all_of_run() -> None:
         if isinstance(command, click.Command)
     }
 
-    assert found - {"--skip-checked-within"} <= set().union(*options.values())  # it has no effect
+    assert found <= set().union(*options.values())
     long = {text for text in options["run"] if text.startswith("--")}
     assert long - found <= {"--config", "--json", "--help"}
