@@ -306,7 +306,7 @@ def maintain(
                 )
             except RejectedError as error:
                 raise RejectedError(
-                    f"nothing was changed. To begin the window anyway, give --yes. {error}"
+                    f"nothing was changed: {error} To begin the window anyway, give --yes"
                 ) from error
             echo_notes(concerns)
         elif bookie is not None:

@@ -177,7 +177,7 @@ def test_a_window_that_leaves_no_copy_is_refused(invoked: Invoked) -> None:
 
     assert isinstance(result.exception, RejectedError)
     assert f"without {B2}, 1 ledger would be unavailable" in str(result.exception)
-    assert "To begin the window anyway, give --yes." in str(result.exception)
+    assert "To begin the window anyway, give --yes" in str(result.exception)
     assert windows.keys() == {B1}
 
 
