@@ -77,12 +77,16 @@ class Tab:
                         return found
                 await asyncio.sleep(0.05)
 
-    async def picture(self, *, width: int, is_dark: bool) -> bytes:
-        """Return the whole page as PNG."""
+    async def resize(self, *, width: int, is_dark: bool, height: int = 900) -> None:
+        """Set the size of the window and the colour scheme."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    async def picture(self, *, width: int, is_dark: bool) -> bytes:
+        """Return the whole page as PNG."""
+        await self.resize(width=width, is_dark=is_dark)
         told = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
         return base64.b64decode(told["data"])
 

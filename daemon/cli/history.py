@@ -10,7 +10,7 @@ from daemon.cli.main import LedgerId, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
-from daemon.operations.history import EventRecord, event_text, select, time_text
+from daemon.operations.history import EventRecord, select, time_text
 from daemon.words import counted, printable
 from ledgers.clock import SystemClock
 from replication.history import Kind, read_history
@@ -75,6 +75,6 @@ def lines_of(events: Sequence[EventRecord]) -> list[str]:
     """Return a line for each event: time, node, what happened."""
     width = max((len(printable(each.node)) for each in events), default=0)
     return [
-        f"{time_text(each.at_ms)}  {printable(each.node):<{width}}  {printable(event_text(each))}"
+        f"{time_text(each.at_ms)}  {printable(each.node):<{width}}  {printable(each.text)}"
         for each in events
     ]

@@ -13,6 +13,7 @@ host: else a web page in a browser on this host could read the API under the nam
 """
 
 import asyncio
+import base64
 import hmac
 import ipaddress
 from collections.abc import Mapping
@@ -180,3 +181,18 @@ def is_loopback(address: str) -> bool:
     except ValueError:
         return False
     return (getattr(given, "ipv4_mapped", None) or given).is_loopback
+
+
+def password_as_token(authorization: str) -> str:
+    """Return the header that ``Access`` expects. Browsers send a password, which is the token.
+
+    Only reading accepts a password: browsers also send it with requests that another page makes, so
+    it must not allow changes.
+    """
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        return f"Bearer {base64.b64decode(given.strip(), validate=True).decode().partition(':')[2]}"
+    except ValueError:  # neither base64 nor text
+        return ""

@@ -17,13 +17,13 @@ from aiohttp import web
 
 from daemon.http import java
 from daemon.http import openapi as _  # noqa: F401  # with it, all endpoints are defined
-from daemon.http.access import Access, Refusal, is_from_this_host
+from daemon.http.access import Access, Refusal, is_from_this_host, password_as_token
 from daemon.http.changes import UnknownBookieError, WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, NotReadError, OpenCluster
 from daemon.http.connections import CONNECTION
 from daemon.http.endpoints import ENDPOINTS, JSON, Endpoint, Kind, Shared, Start
-from daemon.http.live import LivePage
 from daemon.http.metrics import HTTP_S
+from daemon.http.page import Page, unless_known
 from daemon.http.records import ErrorRecord
 from daemon.http.tls import has_certificate
 from daemon.role_state import NodeService
@@ -87,9 +87,7 @@ class App:
                 methods_of.setdefault(endpoint.path, []).append(endpoint.method)
         for path, methods in methods_of.items():
             app.router.add_route("*", path, _wrong_method(methods))
-        shared = self._shared
-        page = LivePage(shared.settings, shared.roles, reader=shared.reader, access=self._access)
-        page.add_to(app)
+        Page(self._access).add_to(app)
         app.on_response_prepare.append(_add_headers)
         return app
 
@@ -113,6 +111,8 @@ class App:
                     if endpoint.changes and CONNECTION in request:
                         request[CONNECTION].changes = True
                     response = _answer(await endpoint.handler(self._shared, request))
+                    if endpoint.kind is Kind.API and not endpoint.changes:
+                        response = unless_known(request, response)
             except TimeoutError:
                 response = _error(503, "the request took too long. Try again later")
             except web.HTTPException:  # the body is too large
@@ -131,6 +131,8 @@ class App:
     async def _check_access(self, endpoint: Endpoint, request: web.Request) -> None:
         """Check the token. Raises Refusal."""
         authorization, is_known = request.headers.get("Authorization", ""), has_certificate(request)
+        if not endpoint.changes:
+            authorization = password_as_token(authorization)
         await self._access.refresh(authorization)
         if endpoint.changes:
             is_of_browser = not request.headers.keys().isdisjoint(HEADERS_OF_BROWSERS)
@@ -228,4 +230,4 @@ def _wrong_method(methods: Sequence[str]) -> Handler:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "bookmender"
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.setdefault("Cache-Control", "no-store")

@@ -35,6 +35,8 @@ class EventRecord(Answer, frozen=True, kw_only=True):
     order: str
     by: str
     reason: str
+    text: str
+    """What happened, as one clause for people."""
 
 
 class HistoryRecord(Answer, frozen=True, kw_only=True):
@@ -68,7 +70,10 @@ def select(
     shown = found[-limit:]
     return HistoryRecord(
         since_ms=since_ms,
-        events=[EventRecord(node=each.node, **structs.asdict(each.event)) for each in shown],
+        events=[
+            EventRecord(node=each.node, text=event_text(each.event), **structs.asdict(each.event))
+            for each in shown
+        ],
         omitted=len(found) - len(shown),
         unreadable_records=list(recorded.unreadable),
     )
@@ -81,7 +86,7 @@ def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def event_text(event: Event | EventRecord) -> str:
+def event_text(event: Event) -> str:
     """Return one clause that says what happened, without its time and node."""
     text = _text(event)
     if event.until_ms is not None and event.until_ms - event.at_ms >= 1000:
@@ -89,7 +94,7 @@ def event_text(event: Event | EventRecord) -> str:
     return text
 
 
-def _text(event: Event | EventRecord) -> str:
+def _text(event: Event) -> str:
     """A kind of a later release gets its name, and what this release knows of its fields."""
     bookies = ", ".join(event.bookies)
     match event.kind:
@@ -151,7 +156,7 @@ _HOLD_ENDS = {
 }
 
 
-def _why(event: Event | EventRecord, *, lost: str = Cause.LOST.value) -> str:
+def _why(event: Event, *, lost: str = Cause.LOST.value) -> str:
     """Return the cause of marks, repairs or a fence. ``lost``: what a lost bookie is called."""
     bookies = ", ".join(event.bookies) or "several bookies"
     are = "is" if len(event.bookies) == 1 else "are"
@@ -173,7 +178,7 @@ def _why(event: Event | EventRecord, *, lost: str = Cause.LOST.value) -> str:
     return f"{event.cause} {bookies}"  # of a later release
 
 
-def _order(event: Event | EventRecord, bookies: str) -> str:
+def _order(event: Event, bookies: str) -> str:
     """Return the command, what it was about, and who ran it."""
     about = [
         bookies,
@@ -190,7 +195,7 @@ def _order(event: Event | EventRecord, bookies: str) -> str:
     return text + (f" ({event.reason})" if event.reason else "")
 
 
-def _by(event: Event | EventRecord) -> str:
+def _by(event: Event) -> str:
     return f" by {event.by}" if event.by else ""
 
 
