@@ -84,10 +84,10 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
 
-    async def picture(self, *, width: int, is_dark: bool) -> bytes:
-        """Return the whole page as PNG."""
-        await self.resize(width=width, is_dark=is_dark)
-        told = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    async def picture(self, *, width: int, is_dark: bool, height: int | None = None) -> bytes:
+        """Return the page as PNG, of this height or the whole page."""
+        await self.resize(width=width, is_dark=is_dark, height=height or 900)
+        told = await self.call("Page.captureScreenshot", captureBeyondViewport=height is None)
         return base64.b64decode(told["data"])
 
 

@@ -36,7 +36,7 @@ from tests.cluster.java_http import ask
 from tests.cluster.steps import Bench, bench, errors, events, wait_for
 from tests.demo import Say, SurpriseError, logs_kept, run_demo, teller
 from tests.fsck.browser import find_chromium
-from tests.page import IS_LIVE, differences, lists_writable, shown, take_pictures
+from tests.page import IS_LIVE, differences, lists_bookies, shown, take_pictures
 from tests.prometheus import RULES, Prometheus, find_prometheus, running_prometheus
 
 BOOKIES, NODES, LEDGERS, LEFT_OPEN = 5, 3, 200, 4
@@ -277,7 +277,7 @@ class Demo:
             status, page = await _status(base), await shown(tab)
             facts = ("health", "conditions", "queue", "bookies", "leader_node")
             is_told = all(told[name] == status[name] for name in facts)
-            is_shown = not differences(page, status) and lists_writable(page, status)
+            is_shown = not differences(page, status) and lists_bookies(page, status)
             return page["taken_ms"] == status["taken_ms"] and is_told and is_shown
 
         if [victim] != told["bookies"]["lost"] or told["queue"]["total"]:

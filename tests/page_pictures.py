@@ -1,69 +1,92 @@
-"""Takes pictures of the page with canned answers: ``python -m tests.page_pictures FOLDER [NAME…]``.
+"""Takes pictures of the page with canned answers.
 
-The pictures of docs/pictures are made by ``python -m tests.page_pictures docs/pictures --docs``.
+``python -m tests.page_pictures build/pictures`` shows every scene, wide and narrow, light and dark.
+``python -m tests.page_pictures --docs docs/pictures`` takes those of the documents.
 """
 
 import argparse
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests import page_scenes as scenes
 from tests.chromium import Tab, chromium
 from tests.page_scenes import Scene, served
 
+FROZEN = "ZooKeeper at 10.0.0.1:2181 accepts connections but does not answer"
+STALE_FOR = "document.querySelector('h1').textContent.includes('for 12 s')"
 SCENES: dict[str, Callable[[], Scene]] = {
     "whole": scenes.whole,
-    "one-lost": scenes.one_lost,
+    "repair": scenes.one_lost,
     "repaired": scenes.repaired,
-    "rack-lost": scenes.rack_lost,
+    "rack": scenes.rack_lost,
     "five": lambda: scenes.one_lost(5, 0),
-    "many": lambda: scenes.one_lost(500, 10),
-    "stale": scenes.one_lost,
-    "never": scenes.whole,
+    "many": scenes.many,
+    "frozen": scenes.whole,
 }
-SIZES = {"wide": 1180, "phone": 360}
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture of a scene. ``height``: None: of the whole page."""
+
+    scene: str
+    width: int = 1180
+    height: int | None = None
+    is_dark: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.scene}-{self.width}-{'dark' if self.is_dark else 'light'}.png"
+
+
+ALL = tuple(
+    Picture(scene=scene, width=width, is_dark=is_dark)
+    for scene in SCENES
+    for width in (1180, 360)
+    for is_dark in (False, True)
+)
+DOCS = (
+    Picture(scene="whole", height=640),
+    Picture(scene="repair", height=1010),
+    Picture(scene="rack", height=900, is_dark=True),
+    Picture(scene="frozen", height=250),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.page_pictures")
+    parser.add_argument("--docs", action="store_true", help="only the pictures of the documents")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    for name, make in SCENES.items():
-        if given.names and name not in given.names:
-            continue
-        scene = make()
-        if name == "never":
-            scene.error = "ZooKeeper at 10.0.0.1:2181 accepts connections but does not answer"
-        async with served(scene) as address, chromium() as tab:
-            await tab.call(
-                "Emulation.setDeviceMetricsOverride",
-                width=1180,
-                height=900,
-                deviceScaleFactor=1,
-                mobile=False,
-            )
-            await tab.open(address)
-            if name != "never":
+    asyncio.run(_take(DOCS if given.docs else ALL, given.folder))
+
+
+async def _take(pictures: tuple[Picture, ...], folder: Path) -> None:
+    async with chromium() as tab:
+        for name in dict.fromkeys(each.scene for each in pictures):
+            scene = SCENES[name]()
+            async with served(scene) as address:
+                await tab.call("Emulation.setScrollbarsHidden", hidden=True)
+                await tab.open(address)
                 await tab.wait_for("!!document.querySelector('.tile')")
-            if name == "stale":
-                scene.error = "ZooKeeper at 10.0.0.1:2181 accepts connections but does not answer"
-                await tab.wait_for(
-                    "document.querySelector('[data-stale]') && document.querySelector('h1').textContent.includes('12 s')"
-                )
-            await _take(tab, given.folder, name)
-            print(name, tab.errors)
+                if name == "frozen":
+                    scene.error = FROZEN
+                    await tab.wait_for(STALE_FOR)
+                for each in pictures:
+                    if each.scene == name:
+                        await _write(tab, each, folder)
 
 
-async def _take(tab: Tab, folder: Path, name: str) -> None:
-    for size, width in SIZES.items():
-        for scheme in ("light", "dark"):
-            picture = await tab.picture(width=width, is_dark=scheme == "dark")
-            (folder / f"{name}-{size}-{scheme}.png").write_bytes(picture)
-            await asyncio.sleep(0.1)
+async def _write(tab: Tab, picture: Picture, folder: Path) -> None:
+    await tab.resize(width=picture.width, is_dark=picture.is_dark)
+    # The curve is drawn for the new width, and a state is as new as it can be.
+    await tab.value("document.querySelector('[data-stale]') ? draw() : poll()")
+    taken = await tab.picture(width=picture.width, height=picture.height, is_dark=picture.is_dark)
+    (folder / picture.name).write_bytes(taken)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

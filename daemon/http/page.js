@@ -139,6 +139,8 @@ function el(name, ...children) {
 
 const icon = (name, hue = name) => el(`svg.icon.${hue}`, { "aria-hidden": true }, el("use", { href: `#i-${name}` }));
 const time = (ms, text) => el("time", { datetime: new Date(ms).toISOString(), title: new Date(ms).toUTCString() }, text);
+const utc = (ms) => time(ms, `${clock(ms)} UTC`);
+const when = (ms) => time(ms, ago(ms));
 const note = (...children) => el("p.soft.small", ...children);
 
 function command(text) {
@@ -148,9 +150,9 @@ function command(text) {
 
 // Returns the text with its commands as such: what is between backticks, and what looks like one.
 const WORDS = "list|show|close|restore|drain|maintenance|decommission|trust-identities|run|mark|status|disable|enable|" +
-  "lostbookierecoverydelay|-{1,2}[a-z][a-z-]*|[\\w.-]+:\\d+|[A-Z][A-Z_]*\\b|\\d+[smhd]?\\b";
+  "lostbookierecoverydelay|-{1,2}[a-z][a-z-]*|[\\w.-]+:\\d+|[A-Z][A-Z_]*|\\d+[smhd]?";
 const COMMAND = new RegExp("`([^`]+)`|(bookmender (?:status|history|queue|plan|ledger|bookie|repair|limits|hold|check|" +
-  `fsck|disable|enable|recovery-delay|feed|shell|doctor|config|local|daemon)(?: (?:${WORDS}))*)`);
+  `fsck|disable|enable|recovery-delay|feed|shell|doctor|config|local|daemon)(?![\\w-])(?: (?:${WORDS})(?![\\w-]))*)`);
 const rich = (text) => text.split(COMMAND).map((part, i) =>
   part && (i % 3 === 0 ? part : part.startsWith("bookmender ") ? command(part) : el("code", part)));
 
@@ -203,7 +205,8 @@ function progressOf(status) {
 // Returns true if all copies exist, and a leader that knows all ledgers says so.
 function isWhole({ health, queue, conditions, unproven_ends: unproven, leader_state: state }) {
   const missing = sum(Object.values(state.absent_named_by.ledgers)) + (state.unavailable_ledgers?.count ?? 0);
-  return health === "OK" && !queue.total && !unproven.count && !missing && !!state.ledger_map?.is_complete && !conditions.some(isMuted);
+  const isKnown = !!state.ledger_map?.is_complete && !unproven.count && !conditions.some(isMuted);
+  return health === "OK" && isKnown && !queue.total && !missing;
 }
 
 function headline(status) {
@@ -229,10 +232,15 @@ function drawState() {
   const word = status && el("span.word", { id: "word", "data-health": status.health }, status.health);
   const title = stale ? stale.fact : headline(status);
   const cause = stale ? sentence(stale.cause.replace(/[^.!?]$/, "$&.")) : "";
-  const taken = status && [stale ? "This is the state of " : "State of ", time(status.taken_ms, `${clock(status.taken_ms)} UTC`), `, ${ago(status.taken_ms)}`];
-  const about = [taken ?? "No state was read yet", stale && word && [". The health was ", word], node && ` · node ${node.host} (pid ${node.pid})`];
+  const about = [
+    !status && "No state was read yet",
+    status && [stale ? "This is the state of " : "State of ", utc(status.taken_ms), `, ${ago(status.taken_ms)}`],
+    stale && word && [". The health was ", word],
+    node && ` · node ${node.host} (pid ${node.pid})`,
+  ];
   const told = el("div", el("h1", !stale && [word, " "], title), stale && el("p", rich(cause)), el("p.soft", about));
-  morph($("state"), el(`div.state.${hue}`, { id: "state", "data-taken": status?.taken_ms, "data-queued": status?.queue.total, "data-stale": !!stale }, icon(hue), told));
+  const data = { "data-taken": status?.taken_ms, "data-queued": status?.queue.total, "data-stale": !!stale };
+  morph($("state"), el(`div.state.${hue}`, { id: "state", ...data }, icon(hue), told));
   $("main").className = stale ? "stale" : "";
   document.title = `${stale ? "No new state" : `${status.health}: ${clean(title)}`} - bookmender`;
   drawFavicon(hue);
@@ -256,9 +264,10 @@ function drawFavicon(hue) {
 // --- Conditions -----------------------------------------------------------------------------------
 
 function conditionItem(each) {
-  const mute = isMuted(each) && [` · muted for another ${span(each.muted_until_ms - now())}: `, command(`bookmender status --unmute ${each.code}`)];
-  const told = el("div", el("p.fact", el("span.unseen", `${each.severity}: `), each.fact), el("p.action", rich(each.action)), note(each.code, mute));
-  return el("li", { "data-code": each.code, "data-key": each.code }, icon(HUES[each.severity]), told);
+  const { code, severity, fact, action, muted_until_ms: until } = each, unmute = `bookmender status --unmute ${code}`;
+  const muted = isMuted(each) && [` · muted for another ${span(until - now())}: `, command(unmute)];
+  return el("li", { "data-code": code, "data-key": code }, icon(HUES[severity]), el("div",
+    el("p.fact", el("span.unseen", `${severity}: `), fact), el("p.action", rich(action)), note(code, muted)));
 }
 
 function drawConditions({ conditions }) {
@@ -268,7 +277,8 @@ function drawConditions({ conditions }) {
   put("conditions", conditions.length > 0 && [
     el("h2", needsAction ? "What to do" : "Worth knowing"),
     el("ul.items", open.map(conditionItem)),
-    muted.length > 0 && el("details", { "data-key": "muted" }, el("summary", summary), el("ul.items", muted.map(conditionItem))),
+    muted.length > 0 &&
+      el("details", { "data-key": "muted" }, el("summary", summary), el("ul.items", muted.map(conditionItem))),
     note("More about a condition: ", command("bookmender status --explain CODE")),
   ]);
 }
@@ -290,23 +300,26 @@ function pace({ queued, waiting, needs_help: help, left_s: leftS, samples }, atM
 
 // Returns the queue over time, and where it will be empty.
 function curve(samples, leftS, atMs) {
-  const width = Math.max(280, $("main").clientWidth), height = width < 500 ? 150 : 200, left = 52, right = width - 14, low = height - 26;
+  const width = Math.max(280, $("main").clientWidth), height = width < 500 ? 150 : 200;
+  const left = 52, right = width - 14, low = height - 26;
   const first = samples[0], last = samples.at(-1), lastMs = Math.max(atMs, last.at_ms), endMs = lastMs + (leftS ?? 0) * 1_000;
   const most = Math.max(1, ...samples.map((each) => each.ledgers)), power = 10 ** Math.floor(Math.log10(most));
   const step = Math.max(1, [0.2, 0.5, 1, 2, 5].map((n) => n * power).find((each) => most / each <= 4));
   const top = Math.ceil(most / step) * step;
   const x = (ms) => left + ((right - left) * (ms - first.at_ms)) / Math.max(1, endMs - first.at_ms);
   const y = (ledgers) => low - ((low - 12) * ledgers) / top;
-  const line = [...samples, { ...last, at_ms: lastMs }].map((each) => `${x(each.at_ms).toFixed(1)} ${y(each.ledgers).toFixed(1)}`).join("L");
+  const point = (each) => `${x(each.at_ms).toFixed(1)} ${y(each.ledgers).toFixed(1)}`;
+  const line = [...samples, { ...last, at_ms: lastMs }].map(point).join("L");
   const rows = Array.from({ length: top / step + 1 }, (_, i) => [
     el(i ? "line.grid" : "line.base", { x1: left, x2: right, y1: y(i * step), y2: y(i * step) }),
     el("text.end", { x: left - 8, y: y(i * step) + 4 }, plain(i * step)),
   ]);
   const nowX = x(lastMs), below = { y: height - 6 };
-  return el("svg.chart", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": `Queued ledgers: ${plain(first.ledgers)} ${ago(first.at_ms)}, at most ${plain(most)}, now ${plain(last.ledgers)}` },
-    rows, el("path.area", { d: `M${left} ${low}L${line}L${nowX} ${low}z` }), el("path.curve", { d: `M${line}` }),
-    endMs > lastMs && el("path.guess", { d: `M${nowX} ${y(last.ledgers)}L${right} ${low}` }), el("circle.dot", { cx: nowX, cy: y(last.ledgers), r: 4 }),
+  const label = `Queued ledgers: ${plain(first.ledgers)} ${ago(first.at_ms)}, at most ${plain(most)}, now ${plain(last.ledgers)}`;
+  return el("svg.chart", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, rows,
+    el("path.area", { d: `M${left} ${low}L${line}L${nowX} ${low}z` }), el("path.curve", { d: `M${line}` }),
+    endMs > lastMs && el("path.guess", { d: `M${nowX} ${y(last.ledgers)}L${right} ${low}` }),
+    el("circle.dot", { cx: nowX, cy: y(last.ledgers), r: 4 }),
     el("text", { x: left, ...below }, `${clock(first.at_ms, 5)} UTC`),
     nowX - left > 110 && el(endMs > lastMs ? "text.middle" : "text.end", { x: nowX, ...below }, "now"),
     right - nowX > 90 && el("text.end", { x: right, ...below }, `about ${clock(endMs, 5)}`));
@@ -324,10 +337,12 @@ function drawRepair(status) {
   });
   put("repair", queued > 0 && [
     el("h2", "Repair"),
-    el("dl.numbers", number(plain(queued), queued === 1 ? "ledger left" : "ledgers left"), bytes !== null && number(size(bytes), "left"),
+    el("dl.numbers", number(plain(queued), queued === 1 ? "ledger left" : "ledgers left"),
+      bytes !== null && number(size(bytes), "left"),
       rate !== null && number(`${size(rate)}/s`, "copied"), leftS !== null && number(span(leftS * 1_000), "to go, about")),
     el("svg.bar", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": true }, bar),
-    el("ul.legend", parts.map(([name, text]) => progress[name] > 0 && el(`li.${name}`, { "data-part": name }, el("b", plain(progress[name])), ` ${text}`))),
+    el("ul.legend", parts.map(([name, text]) =>
+      progress[name] > 0 && el(`li.${name}`, { "data-part": name }, el("b", plain(progress[name])), ` ${text}`))),
     samples.length > 1 && el("figure", curve(samples, leftS, status.taken_ms)),
     el("p", { id: "pace" }, pace(progress, status.taken_ms)),
   ]);
@@ -350,6 +365,7 @@ function kindOf(bookie, status) {
 }
 
 function detailsOf({ state, since_ms: since, lost_ms: lost, rack, ledgers_left: left, disk_space: space, drain, maintenance }) {
+  const why = maintenance?.reason ? ` (${maintenance.reason})` : "";
   const toGo = drain?.is_drained ? ", done" : drain?.ledgers_left ? `, ${count(drain.ledgers_left, "ledger")} left` : "";
   return [
     since ? `${state} for ${span(now() - since)}` : state,
@@ -359,7 +375,7 @@ function detailsOf({ state, since_ms: since, lost_ms: lost, rack, ledgers_left: 
     left === 0 && state !== "writable" && "no ledger names it",
     space?.total_bytes && `${size(space.free_bytes)} of ${size(space.total_bytes)} free`,
     drain && `ordered: drain${toGo}`,
-    maintenance && `ordered: maintenance for another ${span(maintenance.until_ms - now())} ${maintenance.reason && `(${maintenance.reason})`}`,
+    maintenance && `ordered: maintenance for another ${span(maintenance.until_ms - now())}${why}`,
   ].filter(Boolean);
 }
 
@@ -383,19 +399,24 @@ function drawBookies(status, { bookies, unreadable_orders: unreadable }) {
   }
   if (!tiles.has(inTabOrder)) inTabOrder = tiles.keys().next().value;
   const tile = ({ id, kind, state, details }) => {
-    const [letter, word] = KINDS[kind] ?? ["?", kind], face = [el("b", id.slice(0, id.length - end.length)), el("span", letter && el("i", letter), ` ${word}`)];
-    return el(`button.tile.${kind}`, { type: "button", "data-key": id, "data-state": state, tabindex: id === inTabOrder ? 0 : -1,
-      "aria-label": `${id}: ${[word === state ? null : word, ...details].filter(Boolean).join(", ")}` }, isDense ? letter : face);
+    const [letter, word] = KINDS[kind] ?? ["?", kind], name = id.slice(0, id.length - end.length);
+    const face = isDense ? letter : [el("b", name), el("span", letter && el("i", letter), ` ${word}`)];
+    const label = `${id}: ${[word, ...details].join(", ")}`, tabindex = id === inTabOrder ? 0 : -1;
+    const data = { type: "button", "data-key": id, "data-state": state, "aria-label": label, tabindex };
+    return el(`button.tile.${kind}`, data, face);
   };
   const rack = ([name, its]) => {
     const missing = its.filter((each) => MISSING.includes(each.kind)).length;
-    const size = missing ? el("span.bad", `${plain(missing)} of ${plain(its.length)} missing`) : el("span.soft", count(its.length, "bookie"));
-    const title = (name || racks.size > 1) && el("h3", name || "Rack not known", size);
-    return el("div.rack", { "data-key": `rack ${name}` }, title, el(`div.tiles.${isDense ? "dense" : isLong ? "roomy" : "plain"}`, its.map(tile)));
+    const told = missing ? `${plain(missing)} of ${plain(its.length)} missing` : count(its.length, "bookie");
+    const title = el("h3", name || "Rack not known", el(missing ? "span.bad" : "span.soft", told));
+    const layout = isDense ? "dense" : isLong ? "roomy" : "plain";
+    return el("div.rack", { "data-key": `rack ${name}` }, (name || racks.size > 1) && title, el(`div.tiles.${layout}`, its.map(tile)));
   };
   const legend = Object.keys(KINDS).filter((kind) => totals.has(kind)).map((kind) =>
-    el("li", el(`i.swatch.${kind}`, { "aria-hidden": true }, KINDS[kind][0]), el("b", plain(totals.get(kind))), ` ${KINDS[kind][1]}`));
-  put("bookies", el("h2", "Bookies"), el("ul.legend", legend), [...racks].sort(([a], [b]) => !a - !b || compare(a, b)).map(rack),
+    el("li", el(`i.swatch.${kind}`, { "aria-hidden": true }, KINDS[kind][0]),
+      el("b", plain(totals.get(kind))), ` ${KINDS[kind][1]}`));
+  put("bookies", el("h2", "Bookies"), el("ul.legend", legend),
+    [...racks].sort(([a], [b]) => !a - !b || compare(a, b)).map(rack),
     !bookies.length && el("p.soft", "No bookie is known."), end && note("All names end with ", el("code", end)),
     unreadable.length > 0 && el("p.bad", `Orders that cannot be read: ${some(unreadable)}`));
   if (!$("tip").hidden) showTip();
@@ -441,61 +462,80 @@ function drawBlocked(status) {
   const reason = ([name, notes]) => {
     const total = help[name] ?? notes.length, firstMs = Math.min(...notes.map((each) => each.since_ms));
     const tag = name in help ? el("span.tag.error", "needs help") : el("span.tag.info", "waits");
-    return el("li", { "data-reason": name, "data-key": name }, el("b.total", plain(total)), el("div", el("p.fact", name.replaceAll("-", " "), " ", tag),
-      el("p.action", rich(sentence(`${notes[0].detail}.`))),
-      note(`${total === 1 ? "Ledger" : "Ledgers"} ${some(notes.map((each) => each.ledger_id), total)}, for up to ${span(now() - firstMs)}`)));
+    const ledgers = some(notes.map((each) => each.ledger_id), total);
+    return el("li", { "data-reason": name, "data-key": name }, el("b.total", plain(total)), el("div",
+      el("p.fact", name.replaceAll("-", " "), " ", tag), el("p.action", rich(sentence(`${notes[0].detail}.`))),
+      note(`${total === 1 ? "Ledger" : "Ledgers"} ${ledgers}, for up to ${span(now() - firstMs)}`)));
   };
   const ordered = Object.entries(groups).sort(([a], [b]) => (b in help) - (a in help));
-  put("blocked", ordered.length > 0 && [el("h2", "Ledgers that wait"), el("ul.reasons", ordered.map(reason)), note("Each ledger: ", command("bookmender queue"))]);
+  put("blocked", ordered.length > 0 && [
+    el("h2", "Ledgers that wait"),
+    el("ul.reasons", ordered.map(reason)),
+    note("Each ledger: ", command("bookmender queue")),
+  ]);
 }
 
 const EVENTS = { // icon and colour
-  "bookie-lost": ["error"], "bookie-reformatted": ["error"], "bookie-returned": ["ok"], "ledgers-marked": ["mark", "warn"],
-  "ledgers-repaired": ["ok"], "ledger-fenced": ["lock", "info"], "ledger-recovered": ["lock", "ok"], "recovery-unfinished": ["warn"],
-  "leader-elected": ["leader", "info"], "hold-began": ["hold", "warn"], "hold-ended": ["hold", "info"], "check-finished": ["check", "info"],
-  finding: ["warn"], order: ["order", "info"],
+  "bookie-lost": ["error"], "bookie-reformatted": ["error"], "bookie-returned": ["ok"],
+  "ledgers-marked": ["mark", "warn"], "ledgers-repaired": ["ok"],
+  "ledger-fenced": ["lock", "info"], "ledger-recovered": ["lock", "ok"], "recovery-unfinished": ["warn"],
+  "leader-elected": ["leader", "info"], "hold-began": ["hold", "warn"], "hold-ended": ["hold", "info"],
+  "check-finished": ["check", "info"], finding: ["warn"], order: ["order", "info"],
 };
 
 function drawHistory({ events, omitted, unreadable_records: unreadable }) {
-  const item = (each) => el("li", { "data-kind": each.kind, "data-key": `${each.at_ms} ${each.node} ${each.kind} ${each.text}` },
-    icon(...(EVENTS[each.kind] ?? ["info"])), el("p.at", el("span", ago(each.at_ms)), el("span.soft", time(each.at_ms, `${clock(each.at_ms)} UTC`))),
-    el("p", sentence(each.text), el("span.soft.small", ` ${each.node}`)));
-  put("history", el("h2", "Last 24 hours"), events.length ? el("ol.timeline", events.toReversed().map(item)) : el("p.soft", "Nothing was recorded."),
+  const item = ({ kind, at_ms: at, node, text }) => el("li", { "data-kind": kind, "data-key": `${at} ${node} ${kind} ${text}` },
+    icon(...(EVENTS[kind] ?? ["info"])), el("p.at", el("span", ago(at)), el("span.soft", utc(at))),
+    el("p", sentence(text), el("span.soft.small", ` ${node}`)));
+  put("history", el("h2", "Last 24 hours"),
+    events.length ? el("ol.timeline", events.toReversed().map(item)) : el("p.soft", "Nothing was recorded."),
     omitted > 0 && note(`${count(omitted, "earlier event")}: `, command("bookmender history --since 24h")),
     unreadable.length > 0 && el("p.bad", `Events may be missing. Unreadable: ${some(unreadable)}`));
 }
 
 // --- Nodes and checks -----------------------------------------------------------------------------
 
-const outcomes = (counts) => Object.entries(counts).filter(([, n]) => n > 0).map(([name, n]) => `${name.replaceAll("_", " ")} ${plain(n)}`).join(", ");
+function outcomes(counts) {
+  const found = Object.entries(counts).filter(([, n]) => n > 0).map(([name, n]) => `${name.replaceAll("_", " ")} ${plain(n)}`);
+  return found.join(", ") || "nothing found";
+}
 
 // Yields name, state and time of each row, and true if something is wrong.
 function* partRows({ status, node, checks }) {
   const { leader, leader_node: led, leader_state: { ledger_map: map }, last_audit: audit, last_fsck: fsck } = status;
-  yield ["Leader", leader === null ? "none" : `${leader} ${led ? `(pid ${led.pid})` : "(Java's AutoRecovery)"}`, null, leader === null];
-  if (map) yield ["Ledger map", map.is_complete ? `complete, ${count(map.ledgers, "ledger")}` : `loading, ${plain(map.read)} read`, null, !map.is_complete];
+  const leads = led ? `(pid ${led.pid})` : "(Java's AutoRecovery)";
+  yield ["Leader", leader === null ? "none" : `${leader} ${leads}`, null, leader === null];
+  const read = map?.is_complete ? `complete, ${count(map.ledgers, "ledger")}` : `loading, ${plain(map?.read ?? 0)} read`;
+  if (map) yield ["Ledger map", read, null, !map.is_complete];
   const processes = Object.entries(Object.groupBy(status.nodes, (each) => `${each.host} (pid ${each.pid})`));
   for (const [name, its] of processes.slice(0, NODES_MAX)) {
-    const isThis = its[0].host === node?.host && its[0].pid === node.pid, roles = new Set(its.map((each) => each.role));
-    yield ["Node", [name, isThis && el("span.soft", " this node"), `: ${[...roles].join(", ")}`], `runs for ${span(now() - Math.min(...its.map((each) => each.started_ms)))}`];
+    const isThis = its[0].host === node?.host && its[0].pid === node.pid;
+    const roles = [...new Set(its.map((each) => each.role))].join(", "), sinceMs = Math.min(...its.map((each) => each.started_ms));
+    yield ["Node", [name, isThis && el("span.soft", " this node"), `: ${roles}`], `runs for ${span(now() - sinceMs)}`];
   }
   if (processes.length > NODES_MAX) yield ["Nodes", `${plain(processes.length - NODES_MAX)} more`];
-  for (const { role, ...its } of node?.roles ?? []) if (!(its.is_alive && its.is_connected && its.is_working)) yield ["This node", `its ${role} is not ready`, null, true];
+  for (const { role, is_alive: isAlive, is_connected: isConnected, is_working: isWorking } of node?.roles ?? []) {
+    if (!(isAlive && isConnected && isWorking)) yield ["This node", `its ${role} is not ready`, null, true];
+  }
   for (const concern of checks?.concerns ?? []) yield ["Checks", rich(concern), null, true];
   for (const { check, last, running, is_forced: isForced, next_due_ms: due, last_run_ms: at } of checks?.checks ?? []) {
-    const next = isForced ? "requested" : due === null ? "not scheduled" : due <= now() ? "due now" : `due in ${span(due - now())}`;
-    const state = running ? `running, ${plain(running.ledgers_left)} of ${count(running.ledger_count, "ledger")} left ${running.pause ? `, paused: ${running.pause}` : ""}`
-      : last ? `${count(last.ledger_count, "ledger")}: ${outcomes(last.counts) || "nothing found"}` : "no result yet";
-    yield [`Check: ${check}`, [state, !running && el("span.soft", ` · ${next}`)], at && time(at, ago(at))];
+    const dueText = due === null ? "not scheduled" : due <= now() ? "due now" : `due in ${span(due - now())}`;
+    const left = running && `running, ${plain(running.ledgers_left)} of ${count(running.ledger_count, "ledger")} left`;
+    const state = running ? left + (running.pause ? `, paused: ${running.pause}` : "")
+      : last ? `${count(last.ledger_count, "ledger")}: ${outcomes(last.counts)}` : "no result yet";
+    yield [`Check: ${check}`, [state, !running && el("span.soft", ` · ${isForced ? "requested" : dueText}`)], at && when(at)];
   }
-  if (audit) yield ["Audit of bookies", `${count(audit.ledgers, "ledger")}, ${plain(audit.marks)} marked`, time(audit.finished_ms, ago(audit.finished_ms)), audit.unreadable > 0];
-  yield ["fsck", fsck ? `${fsck.level}, ${count(fsck.ledgers, "ledger")}: ${outcomes(fsck.verdicts)}` : ["no run yet · ", command("bookmender fsck run")], fsck && time(fsck.finished_ms, ago(fsck.finished_ms)), fsck?.exit_code > 0];
+  const audited = audit && `${count(audit.ledgers, "ledger")}, ${plain(audit.marks)} marked`;
+  if (audit) yield ["Audit of bookies", audited, when(audit.finished_ms), audit.unreadable > 0];
+  const verdicts = fsck && `${fsck.level}, ${count(fsck.ledgers, "ledger")}: ${outcomes(fsck.verdicts)}`;
+  yield ["fsck", verdicts ?? ["no run yet · ", command("bookmender fsck run")], fsck && when(fsck.finished_ms), fsck?.exit_code > 0];
   const feed = status.conditions.find((each) => each.code.startsWith("FEED_"));
   if (feed) yield ["Change feed", feed.fact, null, true];
 }
 
 function drawParts() {
-  const row = ([name, state, at, isBad]) => el("tr", el("th", { scope: "row" }, name), el("td", isBad && icon("warn"), state), el("td.soft.at", at));
+  const row = ([name, state, at, isBad]) =>
+    el("tr", el("th", { scope: "row" }, name), el("td", isBad && icon("warn"), state), el("td.soft.at", at));
   put("parts", el("h2", "Nodes and checks"), el("table", el("tbody", [...partRows(known)].map(row))));
   $("cluster").textContent = clean(known.node?.cluster ?? "");
   $("version").textContent = clean(`bookmender ${known.node?.version ?? ""}`);
