@@ -205,15 +205,19 @@ def waits(ledger_id: int, reason: Reason, absent: BookieId) -> WaitingNote:
 
 def falling(most: int, left: int, minutes: int) -> list[dict[str, int]]:
     """Return the samples of a queue that becomes shorter."""
-    count = 60
+    count, growing = 60, 7
+    shares = [
+        min(1, (index + 4) / 10) if index < growing else 1 - (index - growing) / (count - growing)
+        for index in range(count)
+    ]
     return [
         {
             "at_ms": round((index - count + 1) * minutes * MINUTE_MS / count),
-            "ledgers": round(most * min(1, (index + 4) / 10) - (most - left) * max(0, index - 6) / 53),
+            "ledgers": round(most * share if index < growing else left + (most - left) * share),
             "bytes": 0,
         }
-        for index in range(count)
-    ]  # fmt: skip
+        for index, share in enumerate(shares)
+    ]
 
 
 def whole(count: int = 40, racks: int = 4) -> Scene:

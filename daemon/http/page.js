@@ -163,7 +163,8 @@ function morph(old, fresh) {
     old.data = fresh.data;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  const gone = [...old.attributes].filter(({ name }) => !fresh.hasAttribute(name) && !["open", "data-done"].includes(name));
+  gone.forEach(({ name }) => old.removeAttribute(name));
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   const keyed = new Map([...old.children].map((each) => [each.dataset.key, each]));
   let at = old.firstChild;
@@ -564,8 +565,8 @@ async function copy(button) {
     document.execCommand("copy");
   }
   $("spoken").textContent = `Copied: ${button.dataset.key}`;
-  button.classList.add("done");
-  setTimeout(() => button.classList.remove("done"), 1_500);
+  button.dataset.done = "";
+  setTimeout(() => delete button.dataset.done, 1_500);
 }
 
 document.addEventListener("click", (event) => {
