@@ -18,7 +18,8 @@ import structlog
 from msgspec import structs
 
 from daemon.logs import set_up_logs
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
 from daemon.state import open_journal
 from daemon.zookeeper import Tell, open_store, tell_on_stderr
 from ledgers.clock import SystemClock
@@ -135,7 +136,7 @@ async def admin_session(
 
 def run_in_session(config: Path | None, action: Callable[[AdminSession], Awaitable[T]]) -> T:
     """Open a session, run ``action`` in it, close the session, and return the result."""
-    return run_with(load_settings(config, os.environ), action)
+    return run_with(settings_for_command(config, os.environ), action)
 
 
 def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[T]]) -> T:

@@ -258,7 +258,8 @@ def start_nodes(
     data: Path, count: int, settings: Mapping[str, str], *, config: Path | None = None
 ) -> list[Child]:
     """Start daemons, each a separate process with its log below ``data``. ``settings``: environment
-    variables that override those of this process. ``config``: the file of their settings."""
+    variables that override those of this process. ``config``: the file of their settings, never
+    that of the user or the host."""
     given = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     given |= {
         "BOOKMENDER_LOG_FORMAT": "json",
@@ -266,11 +267,10 @@ def start_nodes(
         "BOOKMENDER_HTTP_PORT": "0",  # several nodes share this machine's ports
         **settings,
     }
-    options = [] if config is None else ["--config", str(config)]
     return [
         Child(
             name,
-            [sys.executable, "-m", "daemon", "daemon", *options],
+            [sys.executable, "-m", "daemon", "daemon", "--config", str(config or os.devnull)],
             log=data / "logs" / f"{name}.log",
             environment={**given, "BOOKMENDER_NODE_STATE_DIR": str(data / name)},
         )

@@ -98,6 +98,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
 """The endings of the names, and the shape of the values of each ending."""
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
+CONFIG_VARIABLE = "BOOKMENDER_CONFIG"
+"""Names the settings file of commands (``daemon.settings_source``); no setting itself."""
 FULL_LIST = "deploy/bookmender.toml"
 """The file that describes every setting, in the repository and in source releases."""
 NICE_MAX = 19
@@ -238,6 +240,10 @@ class LogSettings:
                 raise SettingsError.not_allowed(f"log.{key}", value, ", ".join(allowed))
 
 
+class AddressMissingError(SettingsError):
+    """Nothing names the cluster."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a node. Only ``metadata_service_uri`` is required."""
@@ -260,7 +266,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.metadata_service_uri:
-            raise SettingsError(
+            raise AddressMissingError(
                 "metadata_service_uri is not set; set it in the settings file, or as "
                 "BOOKMENDER_METADATA_SERVICE_URI=zk+hierarchical://127.0.0.1:2181/ledgers",
                 setting="metadata_service_uri",
@@ -409,7 +415,7 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
             continue
         # Nothing is logged here, because logging is configured by the settings. Until then a log
         # line would go to standard output, into the JSON of a command.
-        if is_of_service(name, value, is_setting=name in names):
+        if name == CONFIG_VARIABLE or is_of_service(name, value, is_setting=name in names):
             continue
         if name in retired:
             given[retired[name]] = (f"environment variable {name}", value)

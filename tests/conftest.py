@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs like this. Programs that tests interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Commands find neither settings nor a local cluster of the user who runs the tests.
+    os.environ |= {"XDG_CONFIG_HOME": "/nowhere", "XDG_DATA_HOME": "/nowhere"}
     if (found := getattr(config, "workerinput", None)) is not None:
         count = min(found["workercount"], PORT_SHARES_MAX)
         share = (ports.PORT_LAST - ports.PORT_FIRST) // count

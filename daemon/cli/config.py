@@ -30,6 +30,7 @@ from daemon.settings import (
     setting_value,
     variable_of,
 )
+from daemon.settings_source import LOCAL_CLUSTER, find_source
 from daemon.words import counted
 from ledgers.errors import SettingsError
 from ledgers.secret import Secret
@@ -59,7 +60,7 @@ def show(config: Path | None, output: str, changed: bool) -> None:
     A source is the default, the file, or an environment variable. Secrets are not shown. The text
     is a valid settings file, unless it hides a secret.
     """
-    settings, sources = load_settings_and_sources(config, os.environ)
+    settings, sources = find_source(config, os.environ).load_with_sources()
     rows = [
         _shown(key, setting_value(settings, key), sources.get(key, ""))
         for key in setting_keys()
@@ -69,15 +70,16 @@ def show(config: Path | None, output: str, changed: bool) -> None:
 
 
 def _shown(key: str, value: Any, source: str) -> dict[str, Any]:
-    """Return one setting as in the JSON. ``source``: the file or the variable; empty: a default."""
+    """Return one setting as in the JSON. ``source``: the file, the variable or the local cluster;
+    empty: a default."""
     kind = "file" if source else "default"
-    if source.startswith(VARIABLE):
-        kind = "environment"
+    if source.startswith((VARIABLE, LOCAL_CLUSTER)):
+        kind = "environment" if source.startswith(VARIABLE) else "local cluster"
     return {
         "setting": key,
         "value": str(value) if isinstance(value, Secret) else value,  # secrets are hidden
         "source": kind,
-        "where": source.removeprefix(VARIABLE) or None,
+        "where": source.removeprefix(VARIABLE).removeprefix(LOCAL_CLUSTER) or None,
     }
 
 
@@ -90,7 +92,8 @@ def _as_toml(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"\n[{section}]"
         assignment = f"{name} = {json.dumps(row['value'], ensure_ascii=False)}"
         where = row["where"] or "default"
-        yield f"{assignment:<44} # {VARIABLE if row['source'] == 'environment' else ''}{where}"
+        kind = {"environment": VARIABLE, "local cluster": LOCAL_CLUSTER}.get(row["source"], "")
+        yield f"{assignment:<44} # {kind}{where}"
 
 
 @config.command("check")
@@ -105,13 +108,14 @@ def check(config: Path | None, output: str) -> None:
     Exit codes: 0 nothing was found. 1 some settings fight each other, or a secret is exposed. 2 a
     value is wrong, or a file that the settings name is missing or unusable.
     """
-    settings, sources = load_settings_and_sources(config, os.environ)
+    source = find_source(config, os.environ)
+    settings, sources = source.load_with_sources()
     check_rack_sources(settings.placement)
     security_for(settings.security).check()
     if settings.http.token_file:
         read_token(settings.http.token_file)
     ServerTls(settings.http).context()
-    found = [*conflicts(settings), *exposed_secrets(settings, config)]
+    found = [*conflicts(settings), *exposed_secrets(settings, source.file)]
     retired = sorted(RETIRED & sources.keys())
     if output == "json":
         told = [

@@ -3,7 +3,6 @@
 import faulthandler
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
@@ -15,10 +14,9 @@ from daemon.node import run_node
 from daemon.settings import (
     ENVIRONMENT_PREFIX,
     RETIRED,
-    load_settings,
-    load_settings_and_sources,
     service_variables,
 )
+from daemon.settings_source import find_source
 
 log = structlog.get_logger()
 
@@ -41,12 +39,14 @@ def daemon(config: Path | None) -> None:
     wrong. 3 ZooKeeper does not answer, or it holds no such cluster.
     """
     faulthandler.enable(2)  # systemd's watchdog aborts: the log then shows where each thread is
-    settings, sources = load_settings_and_sources(config, os.environ)
+    source = find_source(config, os.environ)
+    settings, sources = source.load_with_sources()
     with LogThread():
         set_up_logs(settings.log)
+        log.info("settings.read", metadata_service_uri_from=sources["metadata_service_uri"])
         for key in sorted(RETIRED & sources.keys()):
             log.warning("setting.has_no_effect", setting=key, source=sources[key])
         if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
             log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
-        code = run_node(settings, read_settings=partial(load_settings, config, os.environ))
+        code = run_node(settings, read_settings=source.load)
     sys.exit(code)

@@ -32,7 +32,8 @@ from daemon.conflicts import conflicts
 from daemon.http.access import read_token
 from daemon.operations.bookies import ask_each, known_bookies, registered_bookies
 from daemon.placement import check_rack_sources, rack_source, resolve_host
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import find_source, settings_for_command
 from daemon.state import JOURNAL_FOLDER, state_dir
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_services
@@ -135,9 +136,10 @@ def doctor(config: Path | None, output: str, writes: bool) -> None:
 
     Exit codes: 0 everything is OK. 1 warnings or errors. 2 the settings are wrong.
     """
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
-    found = asyncio.run(diagnose(settings, config, writes=writes, clock=SystemClock()))
+    file = find_source(config, os.environ).file
+    found = asyncio.run(diagnose(settings, file, writes=writes, clock=SystemClock()))
     if output == "json":
         click.echo(as_json(Diagnosis(level=worst(found), findings=found)))
     else:

@@ -45,7 +45,7 @@ from daemon.cli.feed import client_store_option
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
 from daemon.logs import set_up_logs
 from daemon.operations.feed import connection_of
-from daemon.settings import load_settings
+from daemon.settings_source import settings_for_command
 from daemon.words import counted, printable
 from ledgers.errors import (
     BookmenderError,
@@ -516,7 +516,7 @@ def follow_command(
         stop_on_failure=stop_on_failure,
     )
     handle = printing(output) if command is None else running(command)
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
 
     run = FollowRun()
 

@@ -37,7 +37,7 @@ from daemon.operations.restore import (
     recorded_writes,
     restore_ledger,
 )
-from daemon.settings import load_settings
+from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from replication.records import REWRITE_HINT
@@ -202,7 +202,7 @@ def close(
     Exit codes: 0 closed, already closed, or --yes would close it. 1 refused, or no such ledger.
     3 bookies failed or another node holds the lock: try again.
     """
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
     if yes:
         closing = close_ledger(
@@ -280,7 +280,7 @@ def restore(
     Exit codes: 0 done, listed, or --yes would do it. 1 refused, or no such record or ledger.
     3 bookies or ZooKeeper failed, or another node holds the lock: try again.
     """
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
     if time_ms is None:
         if yes or force:

@@ -7,6 +7,7 @@ SIGHUP, 141 if the reader of the output closed the pipe.
 
 import difflib
 import importlib
+import importlib.metadata
 import io
 import json
 import os
@@ -47,12 +48,62 @@ NEAR_MAX = 3
 """Number of commands that an error suggests."""
 
 
+class ReadableFile(LocalPath):
+    """A file that exists and that this user may read."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        value = self.local(value, param, ctx)
+        try:
+            Path(value).stat()
+            is_denied = not os.access(value, os.R_OK)
+        except OSError as error:  # a folder above that denies access does not hide the file
+            is_denied = isinstance(error, PermissionError)
+        if is_denied:
+            self.fail(
+                f"{printable(os.fspath(value))} cannot be read: permission denied. Run the command "
+                "as a user who may read it.",
+                param,
+                ctx,
+            )
+        found: Path = super().convert(value, param, ctx)
+        return found
+
+
+_CONFIG = "bookmender.config"
+"""Key of the settings file in ``meta`` of a click context."""
+
+
+def _note_config(ctx: click.Context, param: click.Parameter, given: Path | None) -> Path | None:
+    """Remember the file, and return it or that of an option before the command."""
+    if given is not None:
+        ctx.meta[_CONFIG] = given
+    found: Path | None = ctx.meta.get(_CONFIG)
+    return found
+
+
+config_option = click.option(
+    "-c",
+    "--config",
+    type=ReadableFile(),
+    callback=_note_config,
+    help="TOML settings. The environment overrides them.",
+)
+
+
 class CommandGroup(click.Group):
     """A group that answers unknown commands: with what replaces them, or with similar ones.
 
     ``lazy``: commands whose module is imported only when they run. For each name, where the command
     is (``module:attribute``), and its line in ``--help``, which so needs no import. A command
-    without a line is hidden.
+    without a line is hidden. The option ``-c`` may also come before the command.
     """
 
     def __init__(
@@ -60,6 +111,15 @@ class CommandGroup(click.Group):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy or {}
+        if all(param.name != "config" for param in self.params):
+            option = click.Option(
+                ["-c", "--config"],
+                type=ReadableFile(),
+                callback=_note_config,
+                expose_value=False,
+                hidden=True,
+            )
+            self.params.append(option)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *self.lazy]
@@ -177,7 +237,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """The commands in the order of ``bookmender --help``."""
 
 
-@click.group(cls=RootGroup, lazy=COMMANDS)
+@click.group(cls=RootGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="bookmender")
 def cli() -> None:
     """Auto-recovery for Apache BookKeeper: finds lost copies of ledgers and restores them.
@@ -190,10 +250,31 @@ def cli() -> None:
       bookmender local kill 2    crash a bookie (in another terminal)
       bookmender status          watch the repair
     \b
-    For another cluster give its address: -c FILE after the command, or
-    BOOKMENDER_METADATA_SERVICE_URI=zk+hierarchical://HOST:2181/ledgers
+    For another cluster write its address into a settings file: -c FILE,
+    ~/.config/bookmender/bookmender.toml or /etc/bookmender/bookmender.toml
     Exit codes: 0 healthy or done, 1 found something, 2 wrong usage, 3 unknown.
     """
+
+
+@cli.command("help", hidden=True)
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    context = ctx.find_root()
+    for name in names:
+        if not isinstance(context.command, click.Group):
+            context.fail(f"{context.command_path} has no commands.")
+        _, command, _ = context.command.resolve_command(context, [name])
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=context)
+    click.echo(context.get_help())
+
+
+@cli.command(hidden=True)
+def version() -> None:
+    """Show the version."""
+    click.echo(f"bookmender, version {importlib.metadata.version('bookmender')}")
 
 
 @contextmanager
@@ -299,41 +380,6 @@ def _exit_code(error: BookmenderError) -> int:
             return EXIT_FAILED
 
 
-class ReadableFile(LocalPath):
-    """A file that exists and that this user may read."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False, path_type=Path)
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        value = self.local(value, param, ctx)
-        try:
-            Path(value).stat()
-            is_denied = not os.access(value, os.R_OK)
-        except OSError as error:  # a folder above that denies access does not hide the file
-            is_denied = isinstance(error, PermissionError)
-        if is_denied:
-            self.fail(
-                f"{printable(os.fspath(value))} cannot be read: permission denied. Run the command "
-                "as a user who may read it.",
-                param,
-                ctx,
-            )
-        found: Path = super().convert(value, param, ctx)
-        return found
-
-
-config_option = click.option(
-    "-c",
-    "--config",
-    type=ReadableFile(),
-    help="TOML settings. The environment overrides them.",
-)
 _OUTPUT = "bookmender.output"
 """Key of the output format in ``meta`` of a click context."""
 

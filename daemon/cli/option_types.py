@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from daemon.cli.paths import LocalPath
-from daemon.settings import load_settings
+from daemon.settings_source import find_source
 from daemon.words import REASON_LENGTH_MAX, parse_duration_s, printable
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError
@@ -67,7 +67,7 @@ def _completions(config: Path | None) -> Collection[BookieId]:
     from daemon.admin_session import admin_session, log_errors_only
     from daemon.operations.bookies import known_bookies
 
-    settings = load_settings(config, os.environ)
+    settings = find_source(config, os.environ).load()
     log_errors_only(settings)  # log lines must not appear among the completions
 
     async def look() -> Collection[BookieId]:

@@ -13,7 +13,8 @@ from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
 from daemon.operations.repair import Repaired, repair_ledgers
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
 from daemon.status.records import NoteRecord
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
@@ -51,7 +52,7 @@ def repair(
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("Name ledgers, or a bookie with --bookie.")
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
     done = repair_visibly(settings, ledger_ids, bookie, mark_only=mark_only)
     text = result_text(done, mark_only=mark_only, now_ms=SystemClock().wall_ms())

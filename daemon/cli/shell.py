@@ -35,7 +35,8 @@ from daemon.operations.switch import (
     switch_off,
     switch_on,
 )
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
@@ -101,7 +102,7 @@ def _load(config: Path | None, java_config: Path | None) -> Settings:
         except SettingsError as error:
             raise SettingsError(f"{java_config}: {error}") from error
         environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
-    return load_settings(config, environment)
+    return settings_for_command(config, environment)
 
 
 # --- The queue ------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ from daemon.fsck.texts import (
     showing_progress,
     summary_lines,
 )
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import BookmenderError, SessionLostError, SettingsError, UnavailableError
@@ -129,12 +130,12 @@ def settings_for(
 ) -> Settings:
     """Return the settings as for other commands, with ``uri`` if given. Raises SettingsError."""
     if not uri:
-        return load_settings(config, environment)
+        return settings_for_command(config, environment)
     try:
         MetadataUri.parse(uri)
     except SettingsError as error:
         raise SettingsError(f"--metadata-service-uri: {error}") from error
-    return load_settings(config, {**environment, URI_VARIABLE: uri})
+    return settings_for_command(config, {**environment, URI_VARIABLE: uri})
 
 
 def options_for(settings: Settings, level: Level, **limits: float | None) -> FsckOptions:

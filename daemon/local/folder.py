@@ -59,6 +59,18 @@ def lease(data: Path) -> IO[str]:
     return lock
 
 
+def is_in_use(data: Path) -> bool:
+    """Return True if a cluster runs on this folder."""
+    try:
+        with (data / LOCK_NAME).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def make(path: Path) -> None:
     """Create the folder if necessary. Raises SettingsError if it is not writable, or if other users
     may write there."""

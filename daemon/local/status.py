@@ -128,7 +128,9 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
         f"BookKeeper {status.bookkeeper} is up: {counted(len(up), 'bookie')}, {status.storage} "
         f"storage, ready in {duration_s:.1f} s\n"
     )
-    if status.settings_file is None:
+    if not data_option:
+        click.echo("Commands use it, unless settings name another cluster.\n")
+    elif status.settings_file is None:
         click.echo(f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n")
     else:
         click.echo(

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from daemon.cli.main import cli
+from tests.daemon.cli_calls import exit_code
 
 ROOT = Path(__file__).parents[2]
 PROSE_LINES_MAX = 15
@@ -89,3 +90,26 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
 
     assert ran.stderr == "\n"
     assert "status" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["help", "bookie", "drain"], ["bookie", "drain", "-h"], ["bookie", "drain", "--help"]],
+)
+def test_help_is_asked_for_in_each_usual_way(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(monkeypatch, *arguments) == 0
+
+    assert " bookie drain [OPTIONS]" in capsys.readouterr().out
+
+
+def test_the_version_is_a_command_and_an_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for name in ("version", "--version"):
+        assert exit_code(monkeypatch, name) == 0
+        said.append(capsys.readouterr().out)
+
+    assert said[1].endswith(said[0])
