@@ -80,7 +80,7 @@ test-all: ## run the long tests, too: about half an hour
 test-matrix: ## repair on every pair of storage class, version and layout: about three minutes
 	@$(MAKE) test LONG=matrix ARGS='tests/cluster/test_matrix.py $(ARGS)'
 
-compat: venv ## compare with Java's tests, and write docs/compatibility.md
+compat: venv ## compare with Java's tests: build/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)
 

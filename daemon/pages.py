@@ -64,14 +64,15 @@ SETTINGS_HEAD = """\
 
 Commands and nodes read the first of these TOML files: that of `-c FILE` (before or after the
 command), that of the variable `BOOKMENDER_CONFIG`, `~/.config/bookmender/bookmender.toml`
-(`XDG_CONFIG_HOME`), `/etc/bookmender/bookmender.toml`. Without a file, and without an address in the
-environment, they use this user's running [local cluster](../README.md#try-it).
+(`XDG_CONFIG_HOME`), `/etc/bookmender/bookmender.toml`. Without a file, and without an address in
+the environment, they use this user's running [local cluster](../README.md#try-it).
 `bookmender config show` says where each setting comes from.
 
-The environment overrides the file. The variable is `{prefix}`, then the section, then the setting, in capitals:
-`{prefix}REPLICATION_TARGET=local`. Names that end in `_s` are times in seconds, except rates
-such as `bytes_per_s`. [bookmender.toml](../deploy/bookmender.toml) is a settings file with all
-defaults. A value out of range is refused with the range; `bookmender config check` tells before.
+The environment overrides the file. The variable is `{prefix}`, then the section, then the
+setting, in capitals: `{prefix}REPLICATION_TARGET=local`. Names that end in `_s` are times in
+seconds, except rates such as `bytes_per_s`. [bookmender.toml](../deploy/bookmender.toml) is a
+settings file with all defaults. A value out of range is refused with the range;
+`bookmender config check` tells before.
 
 **Reload.** `systemctl reload bookmender`, or SIGHUP, puts settings with "yes" in force within ten
 seconds. The log event `settings.restart_needed` names all others that have changed: they need a

@@ -1,22 +1,23 @@
-"""``make compat``: run the tests that show compatibility, and write docs/compatibility.md."""
+"""``make compat``: run the tests that show compatibility, and write the report, and the page."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from tests.compat.catalogue import load_catalogue
-from tests.compat.document import faults, page
+from tests.compat.document import faults, page, report
 from tests.compat.evidence import read_evidence
 from tests.compat.gathering import ROOT, GatheringError, gather, look
 
 PAGE = ROOT / "docs" / "compatibility.md"
+REPORT = ROOT / "build" / "compatibility.md"
 
 
 def main() -> None:
     """Run the command. Unknown options go to pytest."""
     parser = argparse.ArgumentParser(prog="make compat", description=__doc__)
     parser.add_argument("--evidence", type=Path, help="of a run, instead of running the tests now")
-    parser.add_argument("--draft", action="store_true", help="write the page without running them")
+    parser.add_argument("--draft", action="store_true", help="write without running them")
     options, for_pytest = parser.parse_known_args()
     try:
         if options.evidence is not None:
@@ -29,7 +30,8 @@ def main() -> None:
     rows = load_catalogue()
     lacking = faults(rows, witnesses, has_run=not options.draft)
     if options.draft or not lacking:
-        PAGE.parent.mkdir(exist_ok=True)
+        REPORT.parent.mkdir(exist_ok=True)
+        REPORT.write_text(report(rows, witnesses))
         PAGE.write_text(page(rows, witnesses))
     for fault in lacking:
         print(fault, file=sys.stderr)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.catalogue import Row, load_catalogue
-from tests.compat.document import faults, page
+from tests.compat.document import faults, page, report
 from tests.compat.evidence import Claim, Verdict, Witness
 
 ANYWHERE = Row(
@@ -105,14 +105,14 @@ def test_without_a_run_only_the_markers_count() -> None:
     assert faults([ANYWHERE], [witness("TestX.testOne", outcome=None)], has_run=False) == []
 
 
-def test_the_page_has_each_row_with_reasons_and_links() -> None:
+def test_the_report_has_each_row_with_reasons_and_links() -> None:
     witnesses = [
         witness("TestX.testOne", parameters="b", verdict="better", why="sooner", outcome=None),
         witness("TestX.testOne", parameters="a", verdict="better", why="sooner"),
         witness("TestX.testOne", test="test_another", verdict="better", is_on_bookies=True),
     ]
 
-    shown = page([ANYWHERE], witnesses)
+    shown = report([ANYWHERE], witnesses)
 
     assert "1 rows: 0 same, 1 better, 0 different on purpose. 1 are shown on real" in shown
     assert shown.splitlines()[-1] == (
@@ -121,10 +121,23 @@ def test_the_page_has_each_row_with_reasons_and_links() -> None:
     )
 
 
-def test_the_page_does_not_depend_on_the_order_of_tests() -> None:
+def test_the_page_has_counts_and_what_differs() -> None:
+    witnesses = [
+        witness("TestX.testOne", verdict="other", why="on purpose"),
+        witness("G99", is_on_bookies=True),
+    ]
+
+    shown = page([ANYWHERE, ON_BOOKIES], witnesses)
+
+    assert "| replication: tests | 1 | 0 | 0 | 1 | 0 |" in shown
+    assert "| replication: gaps | 1 | 1 | 0 | 0 | 1 |" in shown
+    assert shown.splitlines()[-1] == "| One \\| thing | on purpose |"
+
+
+def test_the_report_does_not_depend_on_the_order_of_tests() -> None:
     witnesses = [witness("G99", test=f"test_{name}") for name in "cab"]
 
-    assert page([ON_BOOKIES], witnesses) == page([ON_BOOKIES], witnesses[::-1])
+    assert report([ON_BOOKIES], witnesses) == report([ON_BOOKIES], witnesses[::-1])
 
 
 def test_rows_are_read_from_every_part(tmp_path: Path) -> None:
