@@ -1,7 +1,12 @@
 """The documents' commands exist, and those in code blocks work as printed."""
 
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +83,109 @@ def test_every_command_that_a_document_names_exists(document: Path) -> None:
     found = {line: wrong for line in commands_in(document.read_text()) if (wrong := wrong_in(line))}
 
     assert found == {}
+
+
+# --- The code blocks, on a local cluster that the commands find by themselves ---------------------
+
+ENDLESS = ("bookmender daemon", "bookmender feed follow")
+"""They run until the end. Then Ctrl-C ends them as it should."""
+CHECKING = ("bookmender status", "bookmender doctor", "bookmender config check")
+"""They exit with 1 if they find something."""
+ELSEWHERE = ("fsck run", "fsck mark", "spark", "/var/lib/", "--secured")
+"""In other tests: on Spark, as root, or with TLS."""
+FILES = {
+    "backup.sh": "#!/bin/sh\n",
+    "bk_server.conf": "metadataServiceUri={uri}\nzkLedgersRootPath=/ledgers\n",
+}
+"""Files that a reader of the documents has."""
+WAIT_S = 240.0
+
+
+class Reader:
+    """A user who types the commands of the documents, with a home folder of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+        self._environment = kept | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "BOOKMENDER_HTTP_PORT": "0",  # other nodes may run on this machine
+            **{f"XDG_{name}_HOME": str(home / name) for name in ("DATA", "CONFIG", "STATE")},
+        }
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def type(self, line: str) -> None:
+        """Type the line, and expect its success."""
+        line = re.sub(r"\bID\b", self._a_bookie, line)
+        if line.startswith(ENDLESS):
+            log = (self.home / "endless.log").open("ab")
+            command = shlex.split(line, comments=True)
+            child = subprocess.Popen(
+                command, env=self._environment, cwd=self.home, stdout=log, stderr=log
+            )
+            self.running.append(child)
+            return
+        ended = self._run(line)
+        allowed = (0, 1) if line.startswith(CHECKING) else (0,)
+        assert ended.returncode in allowed, f"{line}\n{ended.stdout}{ended.stderr}"
+
+    def interrupt_all(self) -> list[int]:
+        for child in self.running:
+            child.send_signal(signal.SIGINT)
+        return [child.wait(WAIT_S) for child in self.running]
+
+    def _run(self, line: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["bash", "-c", line],
+            env=self._environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    def _a_bookie(self, _: object) -> str:
+        return self._run("bookmender bookie list -o ids").stdout.split()[0]
+
+    def have_files(self) -> None:
+        uri = self._run("bookmender config show -o json | grep -o 'zk+[^\"]*'").stdout.strip()
+        for name, text in FILES.items():
+            (self.home / name).write_text(text.format(uri=uri))
+            (self.home / name).chmod(0o755)
+
+
+@pytest.fixture
+def reader(_prerequisites: None) -> Iterator[Reader]:
+    with tempfile.TemporaryDirectory(prefix="docs-") as home:  # short, for the path of a socket
+        reader = Reader(Path(home))
+        try:
+            yield reader
+        finally:
+            for child in reader.running:
+                child.kill()
+            reader._run("bookmender local down --delete")
+
+
+def is_typed(line: str) -> bool:
+    return line.startswith("bookmender ") and not any(each in line for each in ELSEWHERE)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_the_code_blocks_work_as_printed(reader: Reader) -> None:
+    (*first, last), *others = (
+        [line for line in lines_of_blocks(document.read_text()) if is_typed(line)]
+        for document in DOCUMENTS
+    )
+    assert last.startswith("bookmender local down")
+
+    for line in first:
+        reader.type(line)
+    reader.have_files()
+    for line in (line for lines in others for line in lines):
+        reader.type(line)
+    endings = reader.interrupt_all()
+    reader.type(last)
+
+    assert endings == [0] + [130] * (len(endings) - 1)  # the daemon, then those that follow
