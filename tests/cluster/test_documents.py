@@ -118,11 +118,11 @@ class Reader:
         """Type the line, and expect its success."""
         line = re.sub(r"\bID\b", self._a_bookie, line)
         if line.startswith(ENDLESS):
-            log = (self.home / "endless.log").open("ab")
             command = shlex.split(line, comments=True)
-            child = subprocess.Popen(
-                command, env=self._environment, cwd=self.home, stdout=log, stderr=log
-            )
+            with (self.home / "endless.log").open("ab") as log:
+                child = subprocess.Popen(
+                    command, env=self._environment, cwd=self.home, stdout=log, stderr=log
+                )
             self.running.append(child)
             return
         ended = self._run(line)
