@@ -5,14 +5,13 @@ host. The environment overrides it. Without a file and an address in the environ
 cluster of ``bookmender local`` is used.
 """
 
-import grp
-import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from daemon.cli.paths import is_readable
 from daemon.local import folder
 from daemon.local.security import settings_file
 from daemon.local.spec import ClusterSpec
@@ -96,34 +95,6 @@ def _file_of_user(environment: Mapping[str, str]) -> tuple[Path, ...]:
     if not base and (home := environment.get("HOME")):
         base = f"{home}/.config"
     return (Path(base) / "bookmender" / HOST_FILE.name,) if base else ()
-
-
-def is_readable(path: Path) -> bool:
-    """Return False if there is no such file. Raises SettingsError if this user may not read it."""
-    try:
-        path.open("rb").close()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except PermissionError as error:
-        raise SettingsError(
-            f"{path} cannot be read: permission denied. Run the command as a user who may read "
-            f"it{_owners(path)}, or name another file with -c"
-        ) from error
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
-    return True
-
-
-def _owners(path: Path) -> str:
-    """Return owner and group of the file, or of the folder that closes it off."""
-    for each in (path, *path.parents):
-        try:
-            status = each.stat()
-            owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid).gr_name
-        except (OSError, KeyError):
-            continue
-        return f" (owner {owner}, group {group})"
-    return ""
 
 
 def _running_local_cluster() -> tuple[Path, ClusterSpec] | None:

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from daemon.answers import as_json
-from daemon.cli.main import EXIT_FAILED, CommandGroup, ReadableFile, cluster_options
+from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.output import echo_list, list_options
+from daemon.cli.paths import ReadableFile
 from daemon.conflicts import Conflict, conflicts
 from daemon.http.access import read_token
 from daemon.http.tls import ServerTls

@@ -7,7 +7,6 @@ SIGHUP, 141 if the reader of the output closed the pipe.
 
 import difflib
 import importlib
-import importlib.metadata
 import io
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 import click
 
 from daemon.cli.names import GONE, RENAMED
-from daemon.cli.paths import LocalPath
+from daemon.cli.paths import ReadableFile
 from daemon.operations.errors import UnknownBookieError
 from daemon.words import printable
 from ledgers.errors import (
@@ -46,35 +45,6 @@ EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 
 NEAR_MAX = 3
 """Number of commands that an error suggests."""
-
-
-class ReadableFile(LocalPath):
-    """A file that exists and that this user may read."""
-
-    def __init__(self) -> None:
-        super().__init__(exists=True, dir_okay=False, path_type=Path)
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        value = self.local(value, param, ctx)
-        try:
-            Path(value).stat()
-            is_denied = not os.access(value, os.R_OK)
-        except OSError as error:  # a folder above that denies access does not hide the file
-            is_denied = isinstance(error, PermissionError)
-        if is_denied:
-            self.fail(
-                f"{printable(os.fspath(value))} cannot be read: permission denied. Run the command "
-                "as a user who may read it.",
-                param,
-                ctx,
-            )
-        found: Path = super().convert(value, param, ctx)
-        return found
 
 
 _CONFIG = "bookmender.config"
@@ -112,14 +82,8 @@ class CommandGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.lazy = lazy or {}
         if all(param.name != "config" for param in self.params):
-            option = click.Option(
-                ["-c", "--config"],
-                type=ReadableFile(),
-                callback=_note_config,
-                expose_value=False,
-                hidden=True,
-            )
-            self.params.append(option)
+            shape: dict[str, Any] = {"type": ReadableFile(), "expose_value": False, "hidden": True}
+            self.params.append(click.Option(["-c", "--config"], callback=_note_config, **shape))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *self.lazy]
@@ -185,6 +149,10 @@ class RootGroup(CommandGroup):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        if args == ["version"]:
+            args = ["--version"]
         for old in (" ".join(args[:1]), " ".join(args[:2])):
             if new := RENAMED.get(old):
                 args = [*new.split(), *args[len(old.split()) :]]
@@ -254,27 +222,6 @@ def cli() -> None:
     ~/.config/bookmender/bookmender.toml or /etc/bookmender/bookmender.toml
     Exit codes: 0 healthy or done, 1 found something, 2 wrong usage, 3 unknown.
     """
-
-
-@cli.command("help", hidden=True)
-@click.argument("names", nargs=-1, metavar="[COMMAND]...")
-@click.pass_context
-def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Show the help of a command."""
-    context = ctx.find_root()
-    for name in names:
-        if not isinstance(context.command, click.Group):
-            context.fail(f"{context.command_path} has no commands.")
-        _, command, _ = context.command.resolve_command(context, [name])
-        assert command is not None
-        context = click.Context(command, info_name=name, parent=context)
-    click.echo(context.get_help())
-
-
-@cli.command(hidden=True)
-def version() -> None:
-    """Show the version."""
-    click.echo(f"bookmender, version {importlib.metadata.version('bookmender')}")
 
 
 @contextmanager

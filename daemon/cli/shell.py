@@ -21,8 +21,9 @@ from auditor.scan import READS_AT_ONCE, read_each
 from daemon.admin_session import AdminSession, run_with
 from daemon.cli.bookie import decommission_visibly
 from daemon.cli.bookie import result_text as decommissioned_text
-from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, ReadableFile, config_option
+from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, config_option
 from daemon.cli.option_types import BookieArgument
+from daemon.cli.paths import ReadableFile
 from daemon.cli.repair import repair_visibly, result_text
 from daemon.java_settings import metadata_uri, read_properties
 from daemon.operations.bookies import known_bookies, require_known
@@ -56,8 +57,6 @@ Load = Callable[[], Settings]
 """Loads the settings that the options of the group name. Help needs none."""
 F = TypeVar("F", bound=Callable[..., Any])
 
-HELP = {"help_option_names": ["-h", "--help"]}
-
 
 def _value(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Callable[[F], F]:
     """Return an option as Java's parser knows it: the long name may have one dash or two."""
@@ -69,7 +68,7 @@ def _flag(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Calla
     return _value(long, short, name=name, is_flag=True, **kwargs)
 
 
-@click.group(cls=CommandGroup, context_settings=HELP)
+@click.group(cls=CommandGroup)
 @config_option
 @click.option(
     "-conf",
@@ -108,7 +107,7 @@ def _load(config: Path | None, java_config: Path | None) -> Settings:
 # --- The queue ------------------------------------------------------------------------------------
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @_value("-missingreplica", "-mr", type=BookieArgument(), help="Their marks name this bookie.")
 @_value(
     "-excludingmissingreplica",
@@ -178,7 +177,7 @@ async def _require_known(
 # --- The auditor ----------------------------------------------------------------------------------
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @click.pass_obj
 def whoisauditor(load: Load) -> None:
     """Show the elected auditor."""
@@ -189,7 +188,7 @@ def whoisauditor(load: Load) -> None:
     click.echo(f"Auditor: {printable(leader.candidate or f'unknown ({UNREADABLE_VOTE})')}")
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @_flag("-enable", "-e", help="Enable it.")
 @_flag("-disable", "-d", help="Disable it.")
 @click.pass_obj
@@ -208,14 +207,14 @@ def autorecovery(load: Load, enable: bool, disable: bool) -> None:
         click.echo(f"Autorecovery already {state}. Doing nothing")
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @click.pass_obj
 def triggeraudit(load: Load) -> None:
     """Ask the auditor to treat all absent bookies as lost now."""
     run_with(load(), lambda cluster: force_check(cluster, BOOKIES))
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @_flag("-get", "-g", name="shows", help="Show the delay.")
 @_value("-set", "-s", name="delay_s", type=click.IntRange(0, 2**31 - 1), help="Seconds.")
 @click.pass_obj
@@ -240,7 +239,7 @@ def lostbookierecoverydelay(load: Load, shows: bool, delay_s: int | None) -> Non
 # --- Bookies --------------------------------------------------------------------------------------
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @_value("-bookieid", type=BookieArgument(), help="Default: node.bookie_id.")
 @click.pass_context
 def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
@@ -259,7 +258,7 @@ def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
 # --- Ledgers --------------------------------------------------------------------------------------
 
 
-@shell.command(context_settings=HELP)
+@shell.command()
 @click.argument("bookies", metavar="BOOKIE[,BOOKIE]...")
 @click.argument("destination", required=False, metavar="[DESTINATION]")
 @_flag("-query", "-q", hidden=True)

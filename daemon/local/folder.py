@@ -64,10 +64,8 @@ def is_in_use(data: Path) -> bool:
     try:
         with (data / LOCK_NAME).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 

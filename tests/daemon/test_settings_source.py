@@ -88,14 +88,8 @@ def test_without_any_settings_the_error_names_the_places(home: Path) -> None:
 def test_a_file_that_may_not_be_read_is_an_error_that_names_its_owner(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, opened = write(settings_source.HOST_FILE), Path.open
-
-    def denied(self: Path, mode: str = "r") -> object:
-        if self == file:
-            raise PermissionError
-        return opened(self, mode)
-
-    monkeypatch.setattr(Path, "open", denied)
+    file = write(settings_source.HOST_FILE)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
 
     with pytest.raises(SettingsError, match=f"permission denied.*owner {file.owner()}, group"):
         find_source(None, os.environ)
