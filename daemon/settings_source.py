@@ -32,9 +32,8 @@ LOCAL_CLUSTER = "local cluster "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSource:
-    """``file``: None if there is none. ``environment``: it overrides the file. ``local_cluster``:
-    the folder of the local cluster that is used because nothing names another. ``searched``: the
-    files that were looked for; empty if one was named."""
+    """``environment`` overrides the ``file``. ``local_cluster``: the folder of the local cluster
+    that is used, as nothing names another. ``searched``: files that do not exist."""
 
     file: Path | None
     environment: Mapping[str, str]

@@ -11,11 +11,7 @@ import structlog
 from daemon.cli.main import config_option
 from daemon.logs import LogThread, set_up_logs
 from daemon.node import run_node
-from daemon.settings import (
-    ENVIRONMENT_PREFIX,
-    RETIRED,
-    service_variables,
-)
+from daemon.settings import ENVIRONMENT_PREFIX, RETIRED, service_variables
 from daemon.settings_source import find_source
 
 log = structlog.get_logger()
