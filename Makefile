@@ -49,7 +49,7 @@ endif
 endif
 
 .PHONY: help demo demo-operate feed-demo fsck-demo test test-all soak-audit compat judge bench \
-	bench-repair bench-audit bench-feed bench-fsck bench-limit fsck-archive lint docs proto lock venv clean
+	bench-repair bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,10 @@ bench-fsck: venv ## 22 minutes: compare the levels of fsck with Java's check (be
 bench-limit: venv ## show where a repair spends its time (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.limit $(ARGS)
+
+dist: venv ## build what users install: wheel, sources, an archive for hosts without network, fsck archive
+	@deploy/make-dist
+	@$(MAKE) --no-print-directory fsck-archive
 
 # For executors with this Python and platform. Executors have their own Spark.
 fsck-archive: venv ## pack what executors need: dist/bookmender-fsck.tar.gz, for spark-submit --archives

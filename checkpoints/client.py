@@ -406,8 +406,8 @@ def _check_store(url: str) -> None:
         import checkpoints.stores.sql  # noqa: F401  # SQLAlchemy is an optional extra
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"a store of receipts in a database needs the package {error.name!r}. From a checkout: "
-            "pip install '.[feed]'"
+            f"a store of receipts in a database needs the package {error.name!r}. "
+            "Install it: pip install 'bookmender[feed]'"
         ) from error
 
 

@@ -26,7 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, page in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     for file in sorted((ROOT / "deploy").rglob("*")):
-        if file.is_file():
+        if file.is_file() and file.name != "token":  # of Kubernetes: a secret, which git ignores
             name = file.relative_to(ROOT).as_posix()
             files.append(File.generated(config, name, abs_src_path=str(file)))
     return files

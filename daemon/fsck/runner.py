@@ -78,7 +78,7 @@ log = structlog.get_logger()
 LOCK_FILE = ".lock"
 SPARK_LOG = "spark.log"
 """Log file with Spark's messages of the last run. After the start Spark logs only errors."""
-NO_PYSPARK = "PySpark is not installed. From a checkout: pip install '.[fsck]'"
+NO_PYSPARK = "PySpark is not installed. Install it: pip install 'bookmender[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 ALL_CORES = "local[*]"
 EXECUTORS_PYTHON = "spark.pyspark.python"

@@ -83,7 +83,7 @@ def test_without_pyspark_it_says_what_to_install(
 
     monkeypatch.setattr("daemon.fsck.runner.importlib.import_module", found)
 
-    with pytest.raises(SettingsError, match=r"pip install '\.\[fsck\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
         check_spark(wanted(tmp_path), {})
 
 

@@ -1,9 +1,19 @@
-"""The manifests of deploy/kubernetes: they fit each other, the image and the settings."""
+"""The manifests of deploy/kubernetes: they fit each other, the image and the settings.
 
+kubectl composes the overlays where it is installed. Each manifest is validated without it, too.
+"""
+
+import json
 import re
+import shlex
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -13,7 +23,15 @@ from tests.deploy.given_commands import refusal
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"
-FILES = sorted(FOLDER.glob("*.yaml"))
+FILES = sorted(FOLDER.rglob("*.yaml"))
+KUBERNETES = "1.34"
+"""The release whose schemas decide."""
+OPERATOR_SCHEMAS = yaml.safe_load(Path(__file__).with_name("operator_schemas.yaml").read_text())
+"""By kind, for the objects of the Prometheus operator."""
+KUBECTL = shutil.which("kubectl")
+URI = "zk+hierarchical://zk1:2181/ledgers"
+OVERLAYS = {"trial": 2, "production": 20}
+"""With their number of nodes."""
 OF_SERVICE = {
     "BOOKMENDER_SERVICE_HOST": "10.96.0.7",
     "BOOKMENDER_SERVICE_PORT": "7318",
@@ -28,8 +46,16 @@ OF_SERVICE = {
 
 
 def manifest(name: str) -> Any:
-    (document,) = yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text())
+    (path,) = (path for path in FILES if path.stem == name)
+    (document,) = yaml.safe_load_all(path.read_text())
     return document
+
+
+def validate(document: Any) -> None:
+    if schema := OPERATOR_SCHEMAS.get(document["kind"]):
+        jsonschema.validate(document, schema)
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 @pytest.fixture
@@ -52,27 +78,105 @@ def settings_text() -> str:
 def settings(settings_text: str, tmp_path: Path) -> Settings:
     path = tmp_path / "bookmender.toml"
     path.write_text(settings_text)
-    return load_settings(path, OF_SERVICE)
+    return load_settings(path, OF_SERVICE | {"BOOKMENDER_METADATA_SERVICE_URI": URI})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_manifest_is_complete(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem != "kustomization"], ids=lambda path: path.name
+)
+def test_a_manifest_is_valid_and_used(path: Path) -> None:
     document = manifest(path.stem)
+    kustomization = yaml.safe_load((path.parent / "kustomization.yaml").read_text())
 
-    assert document["apiVersion"]
-    assert document["kind"]
-    if document["kind"] != "Kustomization":
-        assert document["metadata"]["name"] == "bookmender"
-        assert document["metadata"]["labels"]
+    validate(document)
+    assert document["metadata"]["labels"]["app.kubernetes.io/name"] == document["metadata"]["name"]
+    assert path.name in kustomization["resources"]
 
 
-def test_the_kustomization_has_every_manifest_and_the_image(container: Any) -> None:
-    kustomization = manifest("kustomization")
+@pytest.fixture(scope="module")
+def overlays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Return the objects of each overlay, composed with a token."""
+    if KUBECTL is None:
+        pytest.skip("kubectl is not installed")
+    tree = tmp_path_factory.mktemp("manifests") / "kubernetes"
+    shutil.copytree(FOLDER, tree)
+    (tree / "base" / "token").write_text("not a secret, only a test")
+    return {name: compose(tree / "overlays" / name) for name in OVERLAYS}
 
-    assert sorted(kustomization["resources"]) == [
-        path.name for path in FILES if path.stem != "kustomization"
-    ]
-    assert [image["name"] for image in kustomization["images"]] == [container["image"]]
+
+def compose(overlay: Path) -> list[Any]:
+    command = [str(KUBECTL), "kustomize", str(overlay)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_is_complete(overlays: dict[str, list[Any]], name: str) -> None:
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in overlays[name]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = json.dumps(overlays[name])
+    images = set(re.findall(r'"image": "([^"]+)"', text))
+
+    for document in overlays[name]:
+        validate(document)
+    assert objects["StatefulSet", "bookmender"]["spec"]["replicas"] == OVERLAYS[name]
+    assert {image.rpartition(":")[2] for image in images} == {project["version"]}
+    for kind, pattern in (
+        ("ConfigMap", r'"(?:configMap|configMapRef)": {[^}]*"name": "([^"]+)"'),
+        ("Secret", r'"secretName": "([^"]+)"'),
+        ("PersistentVolumeClaim", r'"claimName": "([^"]+)"'),
+    ):
+        assert {found for of, found in objects if of == kind} == set(re.findall(pattern, text))
+
+
+def test_a_trial_changes_nothing_and_production_repairs(overlays: dict[str, list[Any]]) -> None:
+    modes = {}
+    for name, objects in overlays.items():
+        (given,) = (
+            each["data"]
+            for each in objects
+            if each["kind"] == "ConfigMap" and "bookmender.toml" not in each["data"]
+        )
+        modes[name] = load_settings(None, given).node.mode
+
+    assert modes == {"trial": "observe", "production": "repair"}
+
+
+def test_the_token_is_made_by_the_operator() -> None:
+    (generated,) = manifest_of("base")["secretGenerator"]
+    (name,) = generated["files"]
+    command = ["git", "check-ignore", f"deploy/kubernetes/base/{name}"]
+    tracked = ["git", "ls-files", f"deploy/kubernetes/base/{name}"]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert subprocess.run(tracked, cwd=ROOT, capture_output=True, check=True).stdout == b""
+
+
+def manifest_of(folder: str) -> Any:
+    return yaml.safe_load((FOLDER / folder / "kustomization.yaml").read_text())
+
+
+def test_the_operators_rules_are_those_of_prometheus(request: pytest.FixtureRequest) -> None:
+    path = FOLDER / "monitoring" / "prometheus-rule.yaml"
+    head, spec, _ = path.read_text().partition("spec:\n")
+    rules = (ROOT / "deploy" / "prometheus" / "bookmender.rules.yaml").read_text()
+    lines = rules[rules.index("groups:") :].splitlines()
+    wanted = head + spec + "".join(f"  {line}".rstrip() + "\n" for line in lines)
+    if request.config.getoption("--update"):
+        path.write_text(wanted)
+
+    assert path.read_text() == wanted, "pytest --update writes it again"
+
+
+def test_fsck_runs_the_command_of_the_unit() -> None:
+    unit = (ROOT / "deploy" / "bookmender-fsck.service").read_text().replace("\\\n", " ")
+    (command,) = re.findall(r"^ExecStart=\S+ (.+)$", unit, flags=re.MULTILINE)
+    pod = manifest("cron-job")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+
+    assert container["args"] == shlex.split(command)
+    assert mounts == {"/etc/bookmender", "/var/lib/bookmender-fsck", "/tmp"}
 
 
 def test_all_selectors_find_the_pods(pod: Any) -> None:
@@ -92,13 +196,16 @@ def test_the_container_runs_a_command_that_exists(container: Any) -> None:
     assert refusal(container["args"]) is None
 
 
-def test_the_settings_are_mounted_where_the_command_reads_them(pod: Any, container: Any) -> None:
+def test_the_settings_are_mounted_where_the_command_reads_them(
+    pod: Any, container: Any, settings: Settings
+) -> None:
     folder, _, name = container["args"][-1].rpartition("/")
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    (volume,) = pod["spec"]["volumes"]
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 
-    assert mounts[volume["name"]] == folder
-    assert volume["configMap"]["name"] == manifest("settings")["metadata"]["name"]
+    assert mounts["settings"] == folder
+    assert volumes["settings"]["configMap"]["name"] == manifest("settings")["metadata"]["name"]
+    assert settings.http.token_file == f"{mounts['token']}/token"
     assert name in manifest("settings")["data"]
 
 
@@ -115,7 +222,8 @@ def test_settings_that_are_commented_out_are_right_as_well(
     path = tmp_path / "bookmender.toml"
     path.write_text(re.sub(r"^#(?=\w+ = )", "", settings_text, flags=re.MULTILINE))
 
-    assert load_settings(path, {}).placement.racks_znode == "/bookies"
+    given = {"BOOKMENDER_METADATA_SERVICE_URI": URI}
+    assert load_settings(path, given).placement.racks_znode == "/bookies"
 
 
 def test_the_probes_reach_the_http_server(settings: Settings, container: Any, pod: Any) -> None:
@@ -134,6 +242,8 @@ def test_the_probes_reach_the_http_server(settings: Settings, container: Any, po
     (exposed,) = manifest("service")["spec"]["ports"]
     assert exposed["port"] == settings.http.port
     assert exposed["targetPort"] == port["name"]
+    (let_in,) = manifest("network-policy")["spec"]["ingress"]
+    assert [each["port"] for each in let_in["ports"]] == [settings.http.port]
     assert all(
         container[f"{name}Probe"]["httpGet"]["port"] == port["name"]
         for name in ("startup", "liveness", "readiness")

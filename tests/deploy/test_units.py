@@ -124,4 +124,4 @@ def test_the_installation_in_the_guide_is_that_of_the_unit() -> None:
     assert len(steps) > 5
     assert [step for step in steps if step not in guide] == []
     files = re.findall(r"install -D -m 0644 (\S+)", header)
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert [file for file in files if not (DEPLOY / file).is_file()] == []
