@@ -99,9 +99,9 @@ def clean() -> dict[str, str]:
 
 
 def bookmender(host: Path, *arguments: str, expect: int = 0, uri: str = URI) -> str:
-    command = (host / "bin" / "bookmender", *arguments)
     environment = clean() | {"BOOKMENDER_METADATA_SERVICE_URI": uri}
-    return run(*command, folder=host, expect=expect, environment=environment)
+    program = host / "bin" / "bookmender"
+    return run(program, *arguments, folder=host, expect=expect, environment=environment)
 
 
 def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
@@ -140,13 +140,11 @@ def test_the_same_commit_gives_the_same_packages(dist: Path, tmp_path: Path) -> 
 def test_the_archive_has_all_wheels_of_a_python(
     offline: Path, host: Path, python: str, tmp_path: Path
 ) -> None:
-    run(
-        *(host / "bin" / "pip", "install", "--dry-run", "--target", tmp_path),
-        *("--python-version", python, "--only-binary", ":all:"),
-        *("--no-index", "--find-links", "wheels", "--require-hashes", "-r", "requirements.lock"),
-        folder=offline,
-        environment=without_index(),
-    )
+    options = f"--dry-run --python-version {python} --only-binary :all: --no-index --require-hashes"
+    files = "--find-links wheels -r requirements.lock --target"
+    pip = host / "bin" / "pip"
+    words = [*options.split(), *files.split(), str(tmp_path)]
+    run(pip, "install", *words, folder=offline, environment=without_index())
 
 
 def test_a_host_has_the_command_and_the_files_for_systemd(host: Path, wheel: Path) -> None:
