@@ -26,7 +26,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 
 log = structlog.get_logger()
 
-LOOK_S = 0.3
+LOOK_S = 0.2
 """Time after which a session that is not open, or an answer, counts as late enough for a look."""
 
 Tell = Callable[[str], None]

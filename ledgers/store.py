@@ -42,7 +42,7 @@ READ_TRIES_MAX = 5
 CREATE_TRIES_MAX = 10
 """A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
 is created here may be deleted before its child is created."""
-SILENT_S = 3.0
+SILENT_S = 2.5
 """A store that waits for an answer for longer is silent. Shorter pauses of a server are usual."""
 BREAK_REPORT_MAX_S = 1.0
 """Longest wait between the failure of a request and the report that its connection broke."""

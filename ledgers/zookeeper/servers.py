@@ -21,7 +21,7 @@ from ledgers.host_names import host_names
 from ledgers.security import OPEN, SecuritySettings, security_for, tls_failure
 from ledgers.tasks import in_daemon_thread
 
-ANSWER_S = 1.2
+ANSWER_S = 1.6
 """Time that each server has for its answer, with the look-up of its name."""
 PORT = 2181
 """Port of a server whose address names none."""
