@@ -2,9 +2,11 @@
 Counts the ledgers that no client can read until a bookie returns.
 
 Only the leader measures. It counts ledgers in its ledger map, lists both queues and reads each new
-mark once. A measurement takes at most a twentieth of the time. The values are published as metrics
-and as a ``BacklogSize``, so a scrape costs nothing here. Without a leader of ours nothing is
-measured: the counts are 0, and the times NaN.
+mark once. The longer the queue, the longer is the pause before the next measurement. The values are
+published as metrics and as a ``BacklogSize``, so a scrape costs nothing here. Without a leader of
+ours nothing is measured: the counts are 0, and the times NaN. What is left, and the course of it
+since the queue was last empty, is also recorded in ZooKeeper (``RepairProgress``), so that every
+node and command shows the same.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import asyncio
 import math
 from array import array
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -33,7 +35,7 @@ from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.tasks import wait_woken
 from replication.marks import marked_in_parts, marked_ledger_ids, read_marks
-from replication.records import Count
+from replication.records import Count, Record, TimeMs, read_record
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -66,8 +68,8 @@ OLDEST_MARK_S = Gauge(
 )
 REMAINING_S = Gauge(
     "bookmender_repair_remaining_seconds",
-    "Estimated seconds until the last under-replicated ledger is repaired, at the pace of the last "
-    "minutes; 0: none is left. NaN: unknown, or not the leader.",
+    "Estimated seconds until the queue is empty, at the pace of the last minutes; 0: nothing is "
+    "left. NaN: unknown, or not the leader.",
 )
 UNAVAILABLE = Gauge(
     "bookmender_unavailable_ledgers",
@@ -75,17 +77,25 @@ UNAVAILABLE = Gauge(
     "except the leader.",
 )
 
-INTERVAL_S = 15.0
-PAUSE_SHARE = 20
-"""The pause between two measurements, or two counts, is also at least this many times as long as
-the last one took."""
+INTERVAL_S = 5.0
+LEDGERS_PER_S = 4_000
+"""Each of so many ledgers that were listed or counted makes the pause a second longer. So even a
+measurement of a very long queue takes a small part of the time."""
+COUNT_PAUSE_SHARE = 20
+"""The pause between two counts of the unavailable ledgers is also at least this many times as long
+as the last one took."""
 NEW_MARKS_MAX = 5_000
 """New marks that one measurement reads. While there are more, the age is that of the oldest mark
 read so far."""
 MARKS_KEPT_MAX = 200_000
 """Marks whose time is remembered: those with the lowest ledger ids."""
-PACE_WINDOW_S = 300.0
+PACE_WINDOW_MS = 300_000
 """The estimate uses the pace of this time."""
+GROWN_BY = 1.1
+"""A backlog that grew by this factor begins the estimate anew: another bookie was lost."""
+SAMPLES_MAX = 120
+SAMPLES_CONTINUED_MS = 600_000
+"""A new leader continues samples that are at most this old."""
 LABELS = ("0", "1", "2", "more")
 RECOUNT_S = 5.0
 """Minimum pause between two counts of the unavailable ledgers for the same bookies, if ledgers have
@@ -109,29 +119,60 @@ class BacklogSize:
     """None: unknown."""
 
 
-@dataclass(slots=True)
-class RepairPace:
-    """Estimates the time that is left from how fast the backlog shrank. Times are monotonic."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The queued ledgers, and the bytes of the copies to make, at one moment."""
 
-    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """Time, ledgers and bytes that were left."""
+    at_ms: TimeMs
+    ledgers: Count
+    bytes: Count
 
-    def remaining_s(self, *, now_s: float, ledger_count: int, byte_count: int) -> float | None:
-        """Return the seconds left; None while the backlog does not shrink. A backlog that grows
-        starts the estimate over: another bookie was lost."""
-        if self._samples and self._samples[-1][1] < ledger_count:
-            self._samples.clear()
-        self._samples.append((now_s, ledger_count, byte_count))
-        while now_s - self._samples[0][0] > PACE_WINDOW_S:
-            self._samples.popleft()
-        if not ledger_count:
-            return 0.0
-        then_s, ledgers_then, bytes_then = self._samples[0]
-        # By bytes, because ledgers differ in size; by ledgers if all that is left is empty.
-        left, done = byte_count, bytes_then - byte_count
-        if not left:
-            left, done = ledger_count, ledgers_then - ledger_count
-        return left * (now_s - then_s) / done if done > 0 and now_s > then_s else None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairProgress(Record):
+    """What is left to repair and to drain, as the leader measured it last.
+
+    ``bytes_per_s`` and ``left_s``: None if unknown. ``samples``: since the queue was last empty, at
+    most ``SAMPLES_MAX``, the oldest first.
+    """
+
+    bytes_left: Count = 0
+    bytes_per_s: Count | None = None
+    left_s: Count | None = None
+    samples: tuple[Sample, ...] = ()
+
+
+def with_sample(samples: Sequence[Sample], new: Sample) -> tuple[Sample, ...]:
+    """Return the samples with another one, thinned so that they spread over the whole time."""
+    spacing_ms = (new.at_ms - samples[0].at_ms) / SAMPLES_MAX if samples else 0
+    if len(samples) > 1 and samples[-1].at_ms - samples[-2].at_ms < spacing_ms:
+        samples = samples[:-1]  # the last one gives way
+    if len(samples) >= SAMPLES_MAX:
+        samples = samples[::2]
+    return (*samples, new)
+
+
+def pace(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Return the bytes per second and the seconds left, by the last minutes; None: unknown.
+
+    Bytes decide, because ledgers differ in size; ledgers if all that is left is empty.
+    """
+
+    def left(sample: Sample) -> int:
+        return sample.bytes if now.bytes else sample.ledgers
+
+    then = now = samples[-1]
+    for each in reversed(samples):
+        if left(then) > left(each) * GROWN_BY:
+            break
+        then = each
+        if now.at_ms - then.at_ms >= PACE_WINDOW_MS:
+            break
+    passed_s, done = (now.at_ms - then.at_ms) / 1000, left(then) - left(now)
+    if passed_s <= 0:
+        return None, None
+    left_s = left(now) * passed_s / done if done > 0 else None
+    return max(0, then.bytes - now.bytes) / passed_s, left_s
 
 
 @dataclass(kw_only=True)
@@ -142,32 +183,40 @@ class Backlog:
     updater: LedgerMapUpdater
     losses: Callable[[], BookieLosses]
     """Returns the lost and reformatted bookies, whether or not a hold is in force."""
+    draining: Callable[[], Collection[BookieId]]
+    """Returns the bookies to drain."""
+    record: Callable[[RepairProgress], Awaitable[None]]
+    """Writes the progress to ZooKeeper."""
     size: BacklogSize | None = field(default=None, init=False)
     """The last measurement. Immutable, so that other threads may read it."""
-    _counted: tuple[object, Counter[int], float] | None = field(default=None, init=False)
-    """The last counts by copies left, and bytes, after what they were computed from."""
+    _counted: tuple[object, Counter[int], float, float] | None = field(default=None, init=False)
+    """The last counts by copies left, and bytes to repair and to drain, after what they were
+    computed from."""
+    _recorded: RepairProgress | None = field(default=None, init=False)
+    """The recorded progress, perhaps of an earlier leader; None until it was read."""
 
     def __post_init__(self) -> None:
-        self._times, self._pace = MarkTimes(), RepairPace()
+        self._times = MarkTimes()
 
     async def run(self) -> None:
         """Measure until cancelled. Raises SessionLostError."""
         try:
             while True:
-                began_s = self.updater.clock.now_s()
+                pause_s = INTERVAL_S
                 try:
-                    await self.run_once()
+                    size = await self.run_once()
+                    listed = size.marked_count + size.private_count
+                    pause_s += (listed + sum(size.by_copies_left.values())) / LEDGERS_PER_S
                 except (UnavailableError, UnauthorizedError) as error:
                     log.warning("backlog.measure_failed", error=str(error))
-                took_s = self.updater.clock.now_s() - began_s
-                await self.updater.clock.sleep(max(INTERVAL_S, PAUSE_SHARE * took_s))
+                await self.updater.clock.sleep(pause_s)
         finally:
             self.size = None
             publish_none()
 
     async def run_once(self) -> BacklogSize:
-        """Measure and publish. Raises UnavailableError."""
-        counts, byte_count = await self._count_underreplicated()
+        """Measure, publish and record. Raises UnavailableError."""
+        counts, missing_bytes, drained_bytes = await self._count()
         shared = array("q")
         async for part in marked_in_parts(self.updater.store, self.paths):
             shared.extend(part)
@@ -178,35 +227,64 @@ class Backlog:
             time_ms = None if each.mark is None else each.mark.ctime_ms
             self._times.set(each.ledger_id, time_ms or NO_TIME)
         waiting = await self.updater.store.exists(self.paths.waiting)
+        private_count = len(private.difference(shared))
+        progress = await self._progress(len(shared) + private_count, missing_bytes + drained_bytes)
         self.size = BacklogSize(
             by_copies_left=by_label(counts),
-            missing_bytes=round(byte_count),
+            missing_bytes=round(missing_bytes),
             marked_count=len(shared),
-            private_count=len(private.difference(shared)),
+            private_count=private_count,
             waiting_count=0 if waiting is None else waiting.child_count,
             oldest_mark_ms=self._times.oldest_ms(),
-            remaining_s=self._pace.remaining_s(
-                now_s=self.updater.clock.now_s(),
-                ledger_count=counts.total(),
-                byte_count=round(byte_count),
-            ),
+            remaining_s=progress.left_s,
         )
         publish(self.size, now_ms=self.updater.clock.wall_ms())
+        if progress.samples or progress != self._recorded:
+            await self.record(progress)
+        self._recorded = progress
         return self.size
 
-    async def _count_underreplicated(self) -> tuple[Counter[int], float]:
-        """Return the under-replicated ledgers by copies left, and the bytes of missing copies. They
-        are counted again only after a change."""
+    async def _progress(self, ledger_count: int, byte_count: float) -> RepairProgress:
+        """Return the progress with the queue as it is now."""
+        now = Sample(
+            at_ms=self.updater.clock.wall_ms(), ledgers=ledger_count, bytes=round(byte_count)
+        )
+        if self._recorded is None:
+            path = self.paths.progress
+            found = await read_record(self.updater.store, path, RepairProgress.parse)
+            self._recorded = found or RepairProgress()
+        if not ledger_count:
+            return RepairProgress(bytes_left=now.bytes, left_s=None if now.bytes else 0)
+        samples = self._recorded.samples
+        if samples and now.at_ms - samples[-1].at_ms > SAMPLES_CONTINUED_MS:
+            samples = ()
+        samples = with_sample(samples, now)
+        per_s, left_s = pace(samples)
+        return RepairProgress(
+            bytes_left=now.bytes,
+            bytes_per_s=None if per_s is None else round(per_s),
+            left_s=None if left_s is None else round(left_s),
+            samples=samples,
+        )
+
+    async def _count(self) -> tuple[Counter[int], float, float]:
+        """Return the under-replicated ledgers by copies left, the bytes of their missing copies,
+        and the bytes of copies to drain. They are counted again only after a change."""
         updater, losses = self.updater, self.losses()
-        source = losses, updater.change_count
+        draining = frozenset(self.draining()) - losses.bookies
+        source = losses, draining, updater.change_count
         if self._counted is None or self._counted[0] != source:
-            counts, byte_count = Counter[int](), 0.0
+            counts, missing_bytes, drained_bytes = Counter[int](), 0.0, 0.0
             for part in find_underreplicated(updater.ledger_map, losses):
                 for ledger, each in part:
                     counts[each.copies_left] += 1
-                    byte_count += lost_bytes(ledger, each.lost)
+                    missing_bytes += lost_bytes(ledger, each.lost)
                 await asyncio.sleep(0)
-            self._counted = source, counts, byte_count
+            moved = BookieLosses(lost_since_s=dict.fromkeys(draining, 0.0))
+            for part in find_underreplicated(updater.ledger_map, moved):
+                drained_bytes += sum(lost_bytes(ledger, each.lost) for ledger, each in part)
+                await asyncio.sleep(0)
+            self._counted = source, counts, missing_bytes, drained_bytes
         return self._counted[1:]
 
 
@@ -347,7 +425,7 @@ class UnavailableLedgerCounter:
                 began_s = self.updater.clock.now_s()
                 await self.run_once()
                 took_s = self.updater.clock.now_s() - began_s
-                pause_s = max(RECOUNT_S, PAUSE_SHARE * took_s) if self.absent else math.inf
+                pause_s = max(RECOUNT_S, COUNT_PAUSE_SHARE * took_s) if self.absent else math.inf
                 await wait_woken(self._was_updated, timeout_s=pause_s)
         finally:
             UNAVAILABLE.set(0)

@@ -4,8 +4,9 @@
 bookie is noticed, and only once. ``absences``: since when each bookie is absent, so that the
 recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
 
-The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``urgent``
-(``replication.marks``) and ``activity`` (``replication.client_activity``) are defined there.
+The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``progress``
+(``backlog``), ``urgent`` (``replication.marks``) and ``activity`` (``replication.client_activity``)
+are defined there.
 
 Each record has a znode of its own, because they change at very different times. The absences are
 written every few seconds while ledgers are counted. The losses, of up to 2,000 bookies, are written
@@ -21,7 +22,7 @@ from typing import Self, TypeVar
 
 import structlog
 
-from auditor.backlog import UnavailableLedgers
+from auditor.backlog import RepairProgress, UnavailableLedgers
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import LossRecords
 from ledgers.clock import Clock
@@ -173,6 +174,7 @@ def record_path(paths: ClusterPaths, kind: type[Record]) -> str:
         AuditRecord: paths.last_audit,
         DrainRecord: paths.drains,
         LedgerMapRecord: paths.ledger_map,
+        RepairProgress: paths.progress,
         ClientActivity: paths.activity,
         UrgentLedgers: paths.urgent,
     }[kind]

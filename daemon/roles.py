@@ -19,6 +19,7 @@ from auditor.auditor import Auditor
 from auditor.backlog import Backlog
 from auditor.checks.copies import CopyInspector
 from auditor.checks.records import FindingReporter
+from auditor.disable_end import DisableEnd
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.fsck.results.summary import meter_last
@@ -371,11 +372,18 @@ async def _lead(
         history=history,
     )
     reporter = LedgerMapReporter(updater, records.write, session_id=store.session_id)
-    backlog = Backlog(paths=paths, updater=updater, losses=lambda: auditor.losses)
+    backlog = Backlog(
+        paths=paths,
+        updater=updater,
+        losses=lambda: auditor.losses,
+        draining=lambda: views.current.orders.draining,
+        record=records.write,
+    )
     works: list[Coroutine[Any, Any, None]] = [
         batcher.run(),
         history.run(),
         HistoryCleaner(store, batcher, paths, clock).run(),
+        DisableEnd(store=store, batcher=batcher, paths=paths, clock=clock, history=history).run(),
         drainer.run(),
         findings.run(),
         records.keep_readable(clock),

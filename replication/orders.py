@@ -1,5 +1,6 @@
 """Operators' orders for the whole cluster: drains, maintenance windows, limits, holds, pauses of
-the checks, retries, trusted identities; and the disable switch that Java's nodes share.
+the checks, retries, trusted identities, muted conditions; and the disable switch that Java's nodes
+share, with the time when it ends.
 
 Orders are versioned JSON below ``<ur>/bookmender/orders``. Commands write them, and the leader
 writes safety holds. A writer names the version that it overwrites, so of two operators who change
@@ -16,6 +17,8 @@ last one that this process could read (``OrderStore``). If there was none:
   hides that time;
 - limits: the settings of the node apply;
 - retries: none is ordered;
+- muted conditions: none is muted;
+- the end of the disable switch: it does not end by itself;
 - trusted identities: none is trusted, also if the last order said otherwise (rule S5).
 """
 
@@ -194,6 +197,46 @@ class IdentitiesOrder(Order):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mute:
+    """A condition of ``bookmender status`` that an operator muted until ``until_ms``.
+
+    ``severity`` and ``subjects``: of the condition when it was muted. The mute does not apply while
+    the condition is more severe, or is about something else, such as another lost bookie.
+    """
+
+    since_ms: TimeMs
+    until_ms: TimeMs
+    severity: str
+    subjects: tuple[str, ...] = ()
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutesOrder(Order):
+    """The muted conditions, by code."""
+
+    by_code: Mapping[str, Mute] = field(default_factory=dict)
+
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisableEndOrder(Order):
+    """The leader enables auto-recovery again at ``until_ms``, if the disable znode still has this
+    version. Without an end nobody does, and a znode that was created since has version 0."""
+
+    until_ms: TimeMs
+    version: Count
+
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """All orders at one moment. In a ``ClusterView``, without maintenance windows that are over."""
 
@@ -283,6 +326,14 @@ def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
     return OrderZnode(f"{paths.orders}/identities", IdentitiesOrder)
 
 
+def mutes_znode(paths: ClusterPaths) -> OrderZnode[MutesOrder]:
+    return OrderZnode(f"{paths.orders}/mutes", MutesOrder)
+
+
+def disable_end_znode(paths: ClusterPaths) -> OrderZnode[DisableEndOrder]:
+    return OrderZnode(f"{paths.orders}/disable-end", DisableEndOrder)
+
+
 @dataclass(slots=True, eq=False)
 class OrderStore:
     """One session's access to the orders."""
@@ -296,7 +347,7 @@ class OrderStore:
     """By path, the mzxid of the unreadable order that was logged last."""
 
     async def read(self) -> Orders:
-        """Return all orders that apply, including maintenance windows that are over."""
+        """Return all orders that apply to nodes, including maintenance windows that are over."""
         unreadable: list[str] = []
         paths = self.paths
         (draining, maintenance), (limits, hold, checks, tries, identities) = await asyncio.gather(

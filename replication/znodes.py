@@ -118,6 +118,8 @@ class ClusterPaths(MarkPaths):
     losses = _Path("bookmender/losses")
     drains = _Path("bookmender/drains")
     last_audit = _Path("bookmender/audit")
+    progress = _Path("bookmender/progress")
+    """What is left to repair, and the course of it (``auditor.backlog``)."""
     ledger_map = _Path("bookmender/ledger_map")
     checks = _Path("bookmender/checks")
     idle = _Path("bookmender/idle")

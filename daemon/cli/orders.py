@@ -11,6 +11,7 @@ from daemon.cli.main import EXIT_FAILED, cluster_options
 from daemon.cli.option_types import Duration, Limit, ReasonText
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.operations.history import time_text
 from daemon.operations.holds import HoldStateRecord, begin_hold, read_hold, release_hold
 from daemon.operations.limits import Limits, change_limits, concerns, effective_limits, limit_text
 from daemon.operations.orders import leader_concerns, unreadable_texts
@@ -171,15 +172,22 @@ def hold(
 
 @click.command()
 @cluster_options
-def disable(config: Path | None, output: str) -> None:
+@click.option("--for", "duration_s", type=Duration(), help="Enable it again after: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown in the history.")
+def disable(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
     """Disable auto-recovery for the whole cluster, including Java's nodes.
 
     Use this before planned work that stops many bookies. No ledger is marked or leased until
-    bookmender enable. Repairs in progress are completed.
+    bookmender enable, or until a bookmender leader enables it when the time of --for is over.
+    Repairs in progress are completed. Without --for, bookmender status warns meanwhile.
 
     The exit code is 0 even if auto-recovery was already disabled.
     """
-    _print_switched(run_in_session(config, switch_off), output)
+
+    async def act(cluster: AdminSession) -> SwitchRecord:
+        return await switch_off(cluster, duration_s=duration_s, reason=reason)
+
+    _print_switched(run_in_session(config, act), output)
 
 
 @click.command()
@@ -197,7 +205,8 @@ def enable(config: Path | None, output: str) -> None:
 def _print_switched(switched: SwitchRecord, output: str) -> None:
     state = "enabled" if switched.is_enabled else "disabled"
     already = "" if switched.has_changed else "already "
-    echo(output, switched, f"auto-recovery is {already}{state}")
+    end = "" if switched.until_ms is None else f" until {time_text(switched.until_ms)}"
+    echo(output, switched, f"auto-recovery is {already}{state}{end}")
 
 
 @click.command("recovery-delay")

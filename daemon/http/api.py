@@ -275,6 +275,7 @@ serve_change(
     "Disable auto-recovery, Java's too",
     records.SwitchRecord,
     changes.disable,
+    records.DisableOrderRecord,
 )
 serve_change(
     "POST /api/v1/enable", "Enable auto-recovery again", records.SwitchRecord, changes.enable

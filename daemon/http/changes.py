@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from daemon.admin_session import AdminSession, shared_clock
 from daemon.http.records import (
     ChangedRecord,
+    DisableOrderRecord,
     DrainOrderRecord,
     HoldOrderRecord,
     MaintenanceOrderRecord,
@@ -49,8 +50,9 @@ async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldStateRecord:
     return state
 
 
-async def disable(cluster: AdminSession) -> SwitchRecord:
-    return await switch_off(cluster)
+async def disable(cluster: AdminSession, order: DisableOrderRecord) -> SwitchRecord:
+    _check_reason(order.reason)
+    return await switch_off(cluster, duration_s=order.for_s, reason=order.reason)
 
 
 async def enable(cluster: AdminSession) -> SwitchRecord:

@@ -20,11 +20,11 @@ if the scraper asks for it. A scrape reads values that the node has anyway. It c
 ZooKeeper nor a bookie anything.
 
 - Counters end in `_total`. Times are in seconds, sizes in bytes.
-- No label has ledger or bookie IDs.
+- No label has ledger IDs, and only `bookmender_condition` has bookie IDs.
 - Metrics of the whole cluster come from the leader. The other nodes have 0, or NaN for times: use
   `max()` or `sum()` over the nodes.
-- The leader counts what is left to repair every 15 s. `bookmender status` reads it at once, so the
-  two may differ for that long.
+- The leader counts what is left to repair every 5 s, and finds out its conditions every 15 s.
+  `bookmender status` reads them at once, so the two may differ for that long.
 - Besides these there are `process_…` and `python_…` of the Prometheus client library.
 - [java_names.rules.yaml](../deploy/prometheus/java_names.rules.yaml) has recording rules for the
   names of Java's AutoRecovery ([moving.md](moving.md#metrics)).
@@ -43,7 +43,8 @@ GROUPS: Sequence[tuple[str, str]] = (
     ),
     (
         "The cluster",
-        "leader registered unregistered recovery_delays marks audit hold disabled ledger_map",
+        "condition leader registered unregistered recovery_delays marks audit hold disabled "
+        "ledger_map",
     ),
     ("Checks and fsck", "check fsck"),
     ("Change feed", "feed"),

@@ -97,6 +97,14 @@ class HoldOrderRecord(Record, frozen=True, kw_only=True):
     reason: ReasonText = ""
 
 
+class DisableOrderRecord(Record, frozen=True, kw_only=True):
+    """``for_s``: a bookmender leader enables auto-recovery again after this time; null: nobody
+    does."""
+
+    for_s: Seconds | None = None
+    reason: ReasonText = ""
+
+
 class MaintenanceOrderRecord(Record, frozen=True, kw_only=True):
     """``accept_unavailable``: begin the window although ledgers would become unreadable."""
 

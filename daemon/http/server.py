@@ -24,6 +24,7 @@ from daemon.admin_session import AdminSession, admin_session
 from daemon.http.access import read_token
 from daemon.http.app import App
 from daemon.http.cluster_reader import ClusterReader, LoopThread
+from daemon.http.condition_metrics import publish_conditions
 from daemon.http.connections import Connections
 from daemon.http.health import probe
 from daemon.http.tls import ServerTls
@@ -83,6 +84,7 @@ async def serve(live: LiveSettings, roles: Sequence[NodeService]) -> None:
             app = App(settings, roles, reader=reader, open_cluster=opened, start=tasks.create_task)
             tasks.create_task(reader.run())
             tasks.create_task(probe(roles))
+            tasks.create_task(publish_conditions(roles, reader))
             await listen(app.build(), settings.http)
     finally:
         thread.stop(timeout_s=THREAD_STOP_S)

@@ -170,6 +170,16 @@ def _what(path: str) -> str:
                 "The order that pauses the checks cannot be read, so they are paused. Withdraw "
                 "it: bookmender check --resume"
             )
+        case "mutes", _:
+            return (
+                "The order that mutes conditions cannot be read, so none is muted. bookmender "
+                "status --unmute CODE replaces it"
+            )
+        case "disable-end", _:
+            return (
+                "The time at which auto-recovery is enabled again cannot be read, so the leader "
+                "does not enable it: bookmender enable"
+            )
         case "tries", _:
             return (
                 "The order to try ledgers at once cannot be read, so they wait for their next "

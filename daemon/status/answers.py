@@ -34,6 +34,21 @@ class ConditionRecord(Answer, frozen=True, kw_only=True):
     """One line that says what to do."""
     data: dict[str, Any]
     """The numbers and names of ``fact``. Its keys depend on the code."""
+    muted_until_ms: int | None = None
+    """Until then it does not count for the health, the exit code, metrics and alerts. null: it is
+    not muted."""
+
+
+class MuteRecord(Answer, frozen=True, kw_only=True):
+    """An operator muted a condition. It counts nevertheless while it is more severe, or about
+    something else, than it was then."""
+
+    code: str
+    since_ms: int
+    until_ms: int
+    by: str
+    """User and host."""
+    reason: str
 
 
 class AbsentInMaintenance(Answer, frozen=True, kw_only=True):
@@ -79,6 +94,37 @@ class QueueCounts(Answer, frozen=True, kw_only=True):
     ``unknown`` (another auditor)."""
     foreign_locks: list[ForeignLockRecord]
     """Locks that no bookmender node holds, oldest first."""
+
+
+class SampleRecord(Answer, frozen=True, kw_only=True):
+    """The queue at one moment."""
+
+    at_ms: int
+    ledgers: int
+    bytes: int
+
+
+class ProgressRecord(Answer, frozen=True, kw_only=True):
+    """How far the repairs are. Each queued ledger counts as ``copying``, ``next``, ``waiting`` or
+    ``needs_help``. The leader measures bytes and times every few seconds."""
+
+    queued: int
+    copying: int
+    """A worker has locked them."""
+    next: int
+    """Neither locked nor postponed."""
+    waiting: int
+    """Postponed, and time helps."""
+    needs_help: int
+    """Postponed, and time alone does not help."""
+    bytes_left: int | None
+    """About how many bytes must be copied, to repair and to drain. null: unknown."""
+    bytes_per_s: int | None
+    """By the last minutes. null: unknown."""
+    left_s: int | None
+    """About how long it will take. null: unknown."""
+    samples: list[SampleRecord]
+    """Since the queue was last empty, at most 120, the oldest first. Empty while Java leads."""
 
 
 class WaitingRecord(Answer, frozen=True, kw_only=True):
@@ -176,8 +222,13 @@ class StatusRecord(Answer, frozen=True, kw_only=True):
     health: Health
     exit_code: int
     """Exit code of the command."""
+    is_whole: bool
+    """Every ledger has all its copies, as far as metadata and checks tell: the leader knows all
+    ledgers, none is queued, and none names a bookie that is not registered."""
     conditions: list[ConditionRecord]
-    """Most severe first."""
+    """Most severe first; muted ones last."""
+    mutes: list[MuteRecord]
+    """The mutes in force, whether or not their conditions hold."""
     taken_ms: int
     """When the state was read."""
     leader: str | None
@@ -193,10 +244,14 @@ class StatusRecord(Answer, frozen=True, kw_only=True):
     """The safety hold in force."""
     is_disabled: bool
     """Auto-recovery is disabled."""
+    disabled_until_ms: int | None
+    """Then the leader enables it again. null: not by itself."""
     unreadable_orders: list[str]
     """Znodes of unreadable orders."""
     unreadable_records: list[str]
     """Znodes of other unreadable records of bookmender."""
+    progress: ProgressRecord
+    """How far the repairs are."""
     queue: QueueCounts
     """Queued ledgers."""
     waiting: WaitingRecord

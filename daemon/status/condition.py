@@ -1,14 +1,19 @@
 """The entry of the table of conditions that explains a condition, and parts of the rules."""
 
+import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from daemon.status.answers import ConditionRecord, Health, Severity
 from daemon.status.state import Status
 from daemon.words import counted
+from replication.orders import Mute
 
 NAMES_SHOWN_MAX = 5
 EXPLANATION_WIDTH = 96
@@ -43,6 +48,8 @@ class Entry:
     action: str
     clears: str
     rule: Rule
+    can_be_muted: bool
+    """False if it says that data is lost or unavailable."""
 
     @property
     def summary(self) -> str:
@@ -59,14 +66,15 @@ class Entry:
             textwrap.fill(f"{name}: {text}", EXPLANATION_WIDTH, subsequent_indent="  ")
             for name, text in parts.items()
         )
-        return "\n".join([f"{self.code}: {self.severity}", *wrapped])
+        never = () if self.can_be_muted else ("It cannot be muted.",)
+        return "\n".join([f"{self.code}: {self.severity}", *wrapped, *never])
 
 
 CONDITIONS: dict[str, Entry] = {}
 """By code. Conditions of equal severity are listed in this order."""
 
 
-def condition(rule: Rule) -> Rule:
+def condition(rule: Rule, *, can_be_muted: bool = True) -> Rule:
     """Add the rule to the table. Its name is the code, and its docstring has the other parts."""
     text = " ".join((rule.__doc__ or "").split())
     parts = re.fullmatch("(.+?) - (.+) Causes: (.+) Do: (.+) Clears: (.+)", text)
@@ -81,13 +89,46 @@ def condition(rule: Rule) -> Rule:
         action=action,
         clears=clears,
         rule=rule,
+        can_be_muted=can_be_muted,
     )
     return rule
 
 
+condition_of_data = partial(condition, can_be_muted=False)
+
+
+def entry_of(code: str) -> Entry:
+    """Return the entry that an operator names. Raises LookupError with a hint."""
+    wanted = code.upper().replace("-", "_")
+    if wanted in CONDITIONS:
+        return CONDITIONS[wanted]
+    near = difflib.get_close_matches(wanted, CONDITIONS, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "bookmender status --explain lists all codes."
+    raise LookupError(f"no condition is called {code!r}. {hint}")
+
+
+def subjects(found: ConditionRecord) -> tuple[str, ...]:
+    """Return the bookies that a condition is about, or the reasons that block repairs; none if it
+    is about the whole cluster."""
+    data = found.data
+    return tuple(data.get("named_by_ledgers") or data.get("bookies") or data.get("by_reason") or ())
+
+
+def with_mute(found: ConditionRecord, mute: Mute | None, *, now_ms: int) -> ConditionRecord:
+    """Return the condition, muted if the mute applies to it."""
+    if mute is None or now_ms >= mute.until_ms or not CONDITIONS[found.code].can_be_muted:
+        return found
+    graver = ASCENDING[ASCENDING.index(found.severity) :]
+    is_new = mute.subjects and not set(mute.subjects).issuperset(subjects(found))
+    if mute.severity not in graver or is_new:
+        return found
+    return replace(found, muted_until_ms=mute.until_ms)
+
+
 def health(found: Iterable[ConditionRecord]) -> Health:
-    index = max((ASCENDING.index(each.severity) for each in found), default=0)
-    return HEALTH[index]
+    """Return the highest severity of the conditions that are not muted."""
+    loud = (each.severity for each in found if each.muted_until_ms is None)
+    return HEALTH[max(map(ASCENDING.index, loud), default=0)]
 
 
 def exit_code(found: Iterable[ConditionRecord]) -> int:

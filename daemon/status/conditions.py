@@ -19,8 +19,10 @@ from daemon.status.condition import (
     NAMES_SHOWN_MAX,
     Found,
     condition,
+    condition_of_data,
     count_is,
     some,
+    with_mute,
 )
 from daemon.status.condition import CONDITIONS as CONDITIONS
 from daemon.status.leader import loss_text
@@ -33,7 +35,7 @@ OF_SERVICES = ("NO_AUDITOR", "NO_WORKERS", "LEDGER_MAP_LOADING")
 
 
 def conditions(status: Status) -> tuple[ConditionRecord, ...]:
-    """Return all conditions that hold, most severe first."""
+    """Return all conditions that hold, most severe first, and muted ones last."""
     found = [
         ConditionRecord(code=code, **told._asdict())
         for code, entry in CONDITIONS.items()
@@ -44,13 +46,16 @@ def conditions(status: Status) -> tuple[ConditionRecord, ...]:
         # conclusion is drawn from them. The nodes may be unknown for the same reason.
         known = (each for each in found[1:] if each.code not in OF_SERVICES)
         found[1:] = (replace(each, severity="INFO") for each in known)
-    return tuple(sorted(found, key=lambda each: -ASCENDING.index(each.severity)))  # stable
+    mutes, now_ms = status.orders.mutes, status.taken_ms
+    found = [with_mute(each, mutes.get(each.code), now_ms=now_ms) for each in found]
+    found.sort(key=lambda each: -ASCENDING.index(each.severity))
+    return tuple(sorted(found, key=lambda each: each.muted_until_ms is not None))
 
 
 # --- The table ------------------------------------------------------------------------------------
 
 
-@condition
+@condition_of_data
 def no_bookies(status: Status) -> Found | None:
     """UNKNOWN - No bookie is registered, so nothing can be concluded. An empty list does not prove
     that all bookies failed: no bookie counts as lost, and all other conditions are INFO.
@@ -69,7 +74,7 @@ def no_bookies(status: Status) -> Found | None:
     )
 
 
-@condition
+@condition_of_data
 def ledgers_unavailable(status: Status) -> Found | None:
     """ERROR - Ledgers have entries without a copy on a registered bookie. These entries can neither
     be read nor repaired. Entries that may exist in an open ledger count as existing.
@@ -155,7 +160,7 @@ def safety_hold(status: Status) -> Found | None:
     )
 
 
-@condition
+@condition_of_data
 def no_writable_bookies(status: Status) -> Found | None:
     """ERROR - No bookie accepts writes. All registered bookies are read-only. Clients cannot write,
     and repairs have no target.
@@ -194,12 +199,13 @@ def bookies_lost(status: Status) -> Found | None:
     why, action = "", f"Start {it}, or run: bookmender bookie decommission {id_}"
     if not named:
         why = f" No ledger names {it}, so no copy is missing."
+    elif status.orders.hold is not None or status.orders.is_disabled:
+        cause = "AUTORECOVERY_DISABLED" if status.orders.is_disabled else "SAFETY_HOLD"
+        action = f"Start {it}. If that is impossible, act on {cause}, so that copies are made."
     else:
-        action = (
-            "Start bookies whose data is intact. Ledgers of the others are copied to other bookies."
-        )
-        if obstacle and not dict(status.queue.by_bookie).keys() >= set(named):
-            why = f" {its} ledgers are not marked: {obstacle}."
+        action = f"Start {it} if the data is intact; else wait until other bookies have the copies."
+    if named and obstacle and not dict(status.queue.by_bookie).keys() >= set(named):
+        why = f" {its} ledgers are not marked: {obstacle}."
     return Found(
         "WARN" if named else "INFO",
         f"{count_is(len(lost), 'bookie')} lost: {some(lost)}.{why}",
@@ -316,23 +322,31 @@ def no_workers(status: Status) -> Found | None:
 
 @condition
 def autorecovery_disabled(status: Status) -> Found | None:
-    """WARN if a bookie is lost or reformatted or a ledger needs repair, else INFO - Auto-recovery
-    is switched off. Neither bookmender nor Java marks or repairs ledgers.
+    """WARN; INFO until the time of bookmender disable --for is over - Auto-recovery is switched
+    off. Neither bookmender nor Java marks or repairs ledgers.
     Causes: bookmender disable, or BookKeeper's shell (autorecovery -disable), often during an
     upgrade.
-    Do: When the work is done, run bookmender enable.
-    Clears: with bookmender enable."""
-    if not status.orders.is_disabled:
+    Do: When the work is done, run bookmender enable. Give planned work an end: bookmender disable
+    --for 2h.
+    Clears: with bookmender enable, or when a bookmender leader ends it in time."""
+    orders = status.orders
+    if not orders.is_disabled:
         return None
-    is_needed = status.queue.needs_repair or status.lost_with_ledgers or status.bookies.reformatted
+    left_ms = (orders.disabled_until_ms or 0) - status.taken_ms
+    end = ""
+    if left_ms > 0:
+        end = f" The leader enables it again in {duration_text(left_ms / 1000)}."
+    elif orders.disabled_until_ms is not None:
+        end = " Its time is over, and the leader enables it soon, unless Java's auditor leads."
     return Found(
-        "WARN" if is_needed else "INFO",
-        "Auto-recovery is disabled, Java's too. No ledger is marked or repaired.",
-        "Switch it on again: bookmender enable",
+        "INFO" if left_ms > 0 else "WARN",
+        f"Auto-recovery is disabled, Java's too. No ledger is marked or repaired.{end}",
+        "When the work is done: bookmender enable",
+        {"until_ms": orders.disabled_until_ms},
     )
 
 
-@condition
+@condition_of_data
 def repairs_blocked(status: Status) -> Found | None:
     """ERROR if all queued ledgers are blocked, else WARN - Time alone does not help some queued
     ledgers. Workers tried them and found an obstacle that needs a bookie or a person. They try
@@ -394,7 +408,7 @@ def ledgers_damaged(status: Status) -> Found | None:
     )
 
 
-@condition
+@condition_of_data
 def ledger_metadata_unreadable(status: Status) -> Found | None:
     """ERROR - The metadata of some ledgers cannot be read. It is unknown which bookies these
     ledgers name, so they are not repaired, and a drain cannot prove that it is complete. All other
@@ -429,7 +443,7 @@ def ledger_metadata_unreadable(status: Status) -> Found | None:
     )
 
 
-@condition
+@condition_of_data
 def ledger_end_unproven(status: Status) -> Found | None:
     """ERROR - No recovery can prove the last entry of some ledgers. They are not closed, and later
     entries may have existed. So they are not closed automatically.
@@ -649,7 +663,7 @@ def bookies_draining(status: Status) -> Found | None:
     )
 
 
-@condition
+@condition_of_data
 def fsck_found_damage(status: Status) -> Found | None:
     """WARN until all were marked and no queued ledger needs repair, then INFO - An fsck run found
     ledgers wrong. They need a repair or an operator. They may have been repaired since; only

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from auditor.backlog import RepairProgress
 from auditor.checks.records import PLACEMENT, read_check
 from auditor.election import current_leader
 from auditor.fsck.results.summary import read_closer, read_last
 from auditor.mark_reasons import read_private_queue
-from auditor.records import AuditRecord, read_audit
+from auditor.records import AuditRecord, read_audit, read_leader_record
 from daemon.admin_session import AdminSession
 from daemon.limits import limits_in_force
 from daemon.operations.bookies import (
@@ -58,20 +59,30 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import LiveNode, live_nodes
-from replication.orders import Orders, OrderStore
+from replication.orders import (
+    Orders,
+    OrderStore,
+    disable_end_znode,
+    mutes_znode,
+)
 from replication.reasons import Reason
 from replication.znodes import ClusterPaths
 
 
-async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) -> Status:
-    """Read the state. ``clock``: None for the real one. Raises UnavailableError if a part could not
-    be read."""
+async def gather_status(
+    cluster: AdminSession, *, clock: Clock | None = None, are_marks_read: bool = True
+) -> Status:
+    """Read the state. ``clock``: None for the real one. ``are_marks_read``: False if it matters how
+    many ledgers are marked, but not why. Raises UnavailableError if a part could not be read."""
     clock = clock or SystemClock()
     store, paths = cluster.store, cluster.paths
     services, _ = await gather_services(store, paths)
     leader_session_id = services.leader_session_id
-    marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
-    marked_ids = {ledger.ledger_id for ledger in marked}
+    marked_ids = set(await marked_ledger_ids(store, paths))
+    marked = []
+    if are_marks_read:
+        marked = await read_marks(store, paths, sorted(marked_ids))
+        marked_ids = {ledger.ledger_id for ledger in marked}  # others were deleted meanwhile
     private = await read_private_queue(store, paths, shared=marked_ids)
     queued_ids = marked_ids.union(private.ledger_ids)
     locked_ids = await locked_ledger_ids(store, paths)
@@ -82,7 +93,8 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     readable = [note for note in readable if note.ledger_id in queued_ids]
     waiting = await current_notes(cluster, readable)
     in_windows = {note.ledger_id for note in waiting if note.reason is Reason.MAINTENANCE}
-    orders = await OrderStore(store, paths).read()
+    order_store = OrderStore(store, paths)
+    orders = await order_store.read()
     rows = await bookie_rows(cluster, orders, clock=clock)
     leader_state = await gather_leader(
         cluster,
@@ -92,6 +104,9 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         marked=marked,
         clock=clock,
     )
+    progress = await read_leader_record(store, paths, RepairProgress)
+    if leader_session_id is None or (queued_ids and progress and not progress.samples):
+        progress = None
     now_ms = clock.wall_ms()
     return Status(
         taken_ms=now_ms,
@@ -100,7 +115,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             rows, leader_state, is_bookmender_leader=services.leader_node is not None
         ),
         queue=QueueState(
-            marked_count=len(marked),
+            marked_count=len(marked_ids),
             private_count=len(private),
             private_damaged_count=len(private.damaged),
             by_missing=tuple(
@@ -117,17 +132,13 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
                     ).items()
                 )
             ),
-            locked_count=len(locked_ids & queued_ids),
+            locked=frozenset(locked_ids & queued_ids),
             foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
             waiting=tuple(waiting),
             waiting_count=len(noted_ids & queued_ids) - len(readable) + len(waiting),
             overtaken=await _overtaken(cluster, waiting, orders, now_ms=now_ms),
         ),
-        orders=ClusterOrders(
-            hold=await current_hold(cluster, clock=clock),
-            is_disabled=await store.exists(paths.disable) is not None,
-            unreadable=orders.unreadable,
-        ),
+        orders=await _cluster_orders(cluster, order_store, orders, clock=clock),
         leader_state=leader_state,
         reports=Reports(
             audit=await _current_audit(cluster),
@@ -142,6 +153,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             await read_activity(store, paths, now_ms=now_ms),
             [row.bookie for row in rows if row.state in REGISTERED],
         ),
+        progress=progress,
         feed_stall=await read_stall(
             store,
             paths,
@@ -165,6 +177,28 @@ async def gather_services(
         nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))),
     )
     return services, nodes
+
+
+async def _cluster_orders(
+    cluster: AdminSession, order_store: OrderStore, orders: Orders, *, clock: Clock
+) -> ClusterOrders:
+    ends, mutes = disable_end_znode(cluster.paths), mutes_znode(cluster.paths)
+    end, muted = await order_store.stored(ends), await order_store.stored(mutes)
+    unreadable = [
+        znode.path
+        for znode, stored in ((ends, end), (mutes, muted))
+        if stored is not None and stored.is_unreadable
+    ]
+    disabled = await cluster.store.exists(cluster.paths.disable)
+    order = end.value if end is not None else None
+    is_ending = disabled is not None and order is not None and order.version == disabled.version
+    return ClusterOrders(
+        hold=await current_hold(cluster, clock=clock),
+        is_disabled=disabled is not None,
+        disabled_until_ms=order.until_ms if order is not None and is_ending else None,
+        mutes=muted.value.by_code if muted is not None and muted.value is not None else {},
+        unreadable=tuple(sorted([*orders.unreadable, *unreadable])),
+    )
 
 
 def _bookie_states(

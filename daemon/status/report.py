@@ -25,8 +25,11 @@ from daemon.status.answers import (
     ConditionsRecord,
     LeaderStateRecord,
     LedgerMapCounts,
+    MuteRecord,
+    ProgressRecord,
     QueueCounts,
     RunningCheckRecord,
+    SampleRecord,
     StatusRecord,
     UnavailableRecord,
     WaitingRecord,
@@ -46,6 +49,7 @@ from daemon.status.records import (
 from daemon.status.state import Services, Status
 from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
+from ledgers.sizes import size_text
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.reasons import Reason, gravity
@@ -66,7 +70,7 @@ def to_text(status: Status) -> str:
         for label, block in facts(status).items()
         for index, line in enumerate(block)
     ]
-    return "\n".join([_first_line(found), *_condition_lines(found), "", *lines])
+    return "\n".join([_first_line(found, status), *_condition_lines(found), "", *lines])
 
 
 def facts(status: Status) -> dict[str, list[str]]:
@@ -87,16 +91,23 @@ def facts(status: Status) -> dict[str, list[str]]:
     }
 
 
-def _first_line(found: Sequence[ConditionRecord]) -> str:
-    codes = ", ".join(each.code for each in found if each.severity != "INFO")
-    return f"{health(found)}  {codes}".rstrip()
+def _first_line(found: Sequence[ConditionRecord], status: Status) -> str:
+    loud = [e for e in found if e.severity != "INFO" and e.muted_until_ms is None]
+    codes = ", ".join(each.code for each in loud)
+    muted = ", ".join(each.code for each in found if each.muted_until_ms is not None)
+    facts = [codes, f"(muted: {muted})" if muted else ""]
+    if status.is_whole and not loud:
+        facts[0] = "All ledgers are whole."
+    return f"{health(found)}  {' '.join(filter(None, facts))}".rstrip()
 
 
 def _condition_lines(found: Sequence[ConditionRecord]) -> Iterator[str]:
     width = max((len(each.code) for each in found), default=0)
     for each in found:
-        yield f"{each.code:<{width}}  {each.severity:<7}  {each.fact}"
-        yield f"    {each.action}"
+        muted = "" if each.muted_until_ms is None else "(muted) "
+        yield f"{each.code:<{width}}  {each.severity:<7}  {muted}{each.fact}"
+        if not muted:
+            yield f"    {each.action}"
 
 
 def _leader(services: Services) -> str:
@@ -201,21 +212,54 @@ def _absent(bookie: BookieId, status: Status) -> str:
 
 
 def _orders(status: Status) -> list[str]:
+    muted = {each.code for each in conditions(status) if each.muted_until_ms is not None}
     return [
         *(row.to_text(now_ms=status.taken_ms) for row in status.bookies.ordered),
+        *(_mute(mute, status, is_muted=mute.code in muted) for mute in _mutes(status)),
         *unreadable_texts(status.orders.unreadable),
     ]
 
 
+def _mute(mute: MuteRecord, status: Status, *, is_muted: bool) -> str:
+    left = duration_text((mute.until_ms - status.taken_ms) / 1000)
+    why = f" ({mute.reason})" if mute.reason else ""
+    holds = mute.code in {each.code for each in conditions(status)}
+    doubt = "; it counts nevertheless, because it is worse now" if holds and not is_muted else ""
+    return printable(f"{mute.code} is muted by {mute.by} for another {left}{why}{doubt}")
+
+
+def _progress(status: Status) -> Iterator[str]:
+    """Return how many ledgers are queued, where each counts once, and what is left."""
+    now = progress_record(status)
+    if not now.queued:
+        yield "empty"
+        return
+    parts = (
+        (now.copying, "copied now"),
+        (now.next, "next" if status.services.has_worker else "not tried yet"),
+        (now.waiting, "waits" if now.waiting == 1 else "wait"),
+        (now.needs_help, "needs help" if now.needs_help == 1 else "need help"),
+    )
+    shown = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    yield f"{counted(now.queued, 'ledger')}: {shown}"
+    facts = []
+    if now.bytes_left:
+        facts.append(f"{size_text(now.bytes_left)} left")
+    if now.bytes_per_s:
+        facts.append(f"{size_text(now.bytes_per_s)}/s")
+    if now.left_s is not None:
+        facts.append(f"about {duration_text(now.left_s)} left")
+    if facts:
+        yield ", ".join(facts)
+
+
 def _queue(status: Status) -> Iterator[str]:
     queue = status.queue
-    yield (
-        f"{counted(queue.total, 'ledger')} queued, {queue.locked_count:,} locked for repair, "
-        f"{queue.waiting_count:,} waiting"
-    )
-    for missing, count in queue.by_missing:
-        yield f"{count:,} missing {counted(missing, 'bookie')}"
-    if causes := status.leader_state.by_cause:
+    yield from _progress(status)
+    if several := [each for each in queue.by_missing if each[0] > 1]:
+        yield ", ".join(f"{count:,} missing {missing} bookies" for missing, count in several)
+    causes = status.leader_state.by_cause
+    if [cause for cause, _ in causes] not in ([], ["lost"]):
         yield f"causes: {', '.join(f'{count:,} {cause}' for cause, count in causes)}"
     if queue.private_damaged_count:
         yield f"{queue.private_damaged_count:,} in bookmender's private queue, damaged"
@@ -240,13 +284,13 @@ def _foreign_locks(locks: Sequence[LockedLedger], *, now_ms: int) -> str:
 
 def _waiting(status: Status) -> Iterator[str]:
     queue, now_ms = status.queue, status.taken_ms
-    if queue.overtaken:
+    if due := sorted(queue.overtaken - queue.locked):
         yield (
-            f"{len(queue.overtaken):,} due, because a bookie registered or an order changed since "
-            f"the last try: ledger {some(sorted(queue.overtaken))}"
+            f"{len(due):,} due, because a bookie registered or an order changed since the last "
+            f"try: ledger {some(due)}"
         )
     for reason in sorted(Reason, key=gravity):
-        notes = [note for note in queue.valid_notes if note.reason is reason]
+        notes = [note for note in queue.postponed if note.reason is reason]
         if notes:
             longest = duration_text(max(age_s(note.since_ms, now_ms) for note in notes))
             yield (
@@ -314,7 +358,9 @@ def status_record(status: Status) -> StatusRecord:
     return StatusRecord(
         health=health(found),
         exit_code=exit_code(found),
+        is_whole=status.is_whole,
         conditions=list(found),
+        mutes=_mutes(status),
         taken_ms=status.taken_ms,
         leader=services.leader,
         leader_node=LiveNodeRecord.of(services.leader_node) if services.leader_node else None,
@@ -333,8 +379,10 @@ def status_record(status: Status) -> StatusRecord:
         ordered_bookies=[row.record() for row in bookies.ordered],
         hold=None if hold is None else HoldRecord.of(hold),
         is_disabled=status.orders.is_disabled,
+        disabled_until_ms=status.orders.disabled_until_ms,
         unreadable_orders=list(status.orders.unreadable),
         unreadable_records=[each.path for each in reports.unreadable_records],
+        progress=progress_record(status),
         queue=QueueCounts(
             total=queue.total,
             marked=queue.marked_count,
@@ -369,6 +417,42 @@ def status_record(status: Status) -> StatusRecord:
             count=len(reports.unproven), ledgers=list(reports.unproven[:LEDGERS_LISTED_MAX])
         ),
     )
+
+
+def progress_record(status: Status) -> ProgressRecord:
+    queue, measured = status.queue, status.progress
+    postponed, copying = queue.postponed, queue.locked_count
+    blocked = sum(note.reason.needs_help for note in postponed)
+    unreadable = queue.waiting_count - len(queue.waiting)
+    waiting = len(postponed) - blocked + unreadable
+    return ProgressRecord(
+        queued=queue.total,
+        copying=copying,
+        next=max(0, queue.total - copying - waiting - blocked),
+        waiting=waiting,
+        needs_help=blocked,
+        bytes_left=measured.bytes_left if measured else None,
+        bytes_per_s=measured.bytes_per_s if measured else None,
+        left_s=measured.left_s if measured else None,
+        samples=convert(
+            measured.samples if measured else (), list[SampleRecord], from_attributes=True
+        ),
+    )
+
+
+def _mutes(status: Status) -> list[MuteRecord]:
+    mutes = sorted(status.orders.mutes.items())
+    return [
+        MuteRecord(
+            code=code,
+            since_ms=mute.since_ms,
+            until_ms=mute.until_ms,
+            by=mute.by,
+            reason=mute.reason,
+        )
+        for code, mute in mutes
+        if status.taken_ms < mute.until_ms
+    ]
 
 
 def _leader_state(state: LeaderState) -> LeaderStateRecord:

@@ -1,9 +1,10 @@
 """The state of a cluster's recovery at one moment: what ``bookmender status`` gathers and judges.
 No I/O."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from auditor.backlog import RepairProgress
 from auditor.checks.records import CheckRun
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
@@ -16,7 +17,7 @@ from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo, Role
-from replication.orders import HoldOrder
+from replication.orders import HoldOrder, Mute
 from replication.reasons import Reason
 
 LOCKS_READ_MAX = 1_000
@@ -111,7 +112,8 @@ class QueueState:
     """Number of ledgers in the shared queue by missing bookie."""
     by_bookie_in_maintenance: tuple[tuple[str, int], ...] = ()
     """Ledgers of ``by_bookie`` that wait for a maintenance window to end."""
-    locked_count: int = 0
+    locked: frozenset[int] = frozenset()
+    """Queued ledgers that a worker has locked."""
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Locks of Java's workers and of garbage collectors, oldest first; of the first
     ``LOCKS_READ_MAX`` locks."""
@@ -127,6 +129,15 @@ class QueueState:
     def total(self) -> int:
         """Ledgers in both queues."""
         return self.marked_count + self.private_count
+
+    @property
+    def locked_count(self) -> int:
+        return len(self.locked)
+
+    @property
+    def postponed(self) -> tuple[WaitingNote, ...]:
+        """Notes of ledgers that no worker tries now."""
+        return tuple(note for note in self.valid_notes if note.ledger_id not in self.locked)
 
     @property
     def needs_repair(self) -> bool:
@@ -159,6 +170,10 @@ class ClusterOrders:
     """The safety hold in force."""
     is_disabled: bool = False
     """True if auto-recovery is disabled, Java's too."""
+    disabled_until_ms: int | None = None
+    """When the leader enables it again; None: not by itself."""
+    mutes: Mapping[str, Mute] = field(default_factory=dict)
+    """By code of the condition, also those that are over."""
     unreadable: tuple[str, ...] = ()
     """Znodes of unreadable orders."""
 
@@ -199,6 +214,8 @@ class Status:
     leader_state: LeaderState = field(default_factory=LeaderState)
     reports: Reports = field(default_factory=Reports)
     copying: CopyingRecord = UNKNOWN_PACE
+    progress: RepairProgress | None = None
+    """What the leader measured last. None: nothing, or it is older than the queue."""
     feed_stall: FeedStall | None = None
     """Why the change feed is stalled; None: it is not, or is disabled."""
 
@@ -209,6 +226,23 @@ class Status:
         ledger_map = self.leader_state.ledger_map
         return self.services.leader_node is not None and (
             ledger_map is None or not (ledger_map.is_complete or ledger_map.hidden)
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every ledger has all its copies, as far as metadata and checks tell."""
+        ledger_map = self.leader_state.ledger_map
+        return (
+            self.services.leader_node is not None
+            and ledger_map is not None
+            and ledger_map.is_complete
+            and not ledger_map.unreadable_count
+            and self.bookies.is_any_registered
+            and not self.queue.total
+            and not self.named_unregistered
+            and not self.bookies.reformatted
+            and not self.reports.unproven
+            and not any(run.wrong for run in self.reports.fsck_runs)
         )
 
     @property

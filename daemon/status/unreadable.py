@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from auditor.backlog import RepairProgress
 from auditor.checks.idle import StoredChanges
 from auditor.checks.records import KINDS, RECENT_COPIES, CheckRecord
 from auditor.fsck.results.summary import Summary
@@ -49,6 +50,7 @@ def single_records(paths: ClusterPaths) -> Iterator[tuple[str, Parse, str]]:
     yield paths.losses, LossRecords.parse, "why ledgers are marked"
     yield paths.last_audit, AuditRecord.parse, "the last audit, ledgers with unreadable metadata"
     yield paths.ledger_map, LedgerMapRecord.parse, "the progress of the ledger map"
+    yield paths.progress, RepairProgress.parse, "how far the repairs are"
     yield paths.drains, DrainRecord.parse, "the progress of drains"
     yield paths.urgent, UrgentLedgers.parse, "which ledgers workers repair first"
     yield paths.racks, StoredRacks.parse, "the racks of absent bookies"

@@ -1,6 +1,7 @@
 """How much is left to repair, as a leader measures it for metrics."""
 
 import asyncio
+import itertools
 import math
 import random
 from array import array
@@ -12,16 +13,21 @@ from auditor import backlog
 from auditor.backlog import (
     INTERVAL_S,
     NO_TIME,
-    PACE_WINDOW_S,
+    SAMPLES_MAX,
     UNREAD,
     Backlog,
     BacklogSize,
     MarkTimes,
-    RepairPace,
+    RepairProgress,
+    Sample,
     by_label,
+    pace,
+    with_sample,
 )
 from ledgers.errors import UnavailableError
+from replication.marks import marked_ledger_ids
 from tests.auditor.auditing import Leader, auditing
+from tests.auditor.drains import order_drain
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -31,7 +37,17 @@ SEED = 7
 
 
 def backlog_of(leader: Leader, cluster: Cluster) -> Backlog:
-    return Backlog(paths=PATHS, updater=leader.updater, losses=lambda: leader.auditor.losses)
+    return Backlog(
+        paths=PATHS,
+        updater=leader.updater,
+        losses=lambda: leader.auditor.losses,
+        draining=lambda: leader.views.current.orders.draining,
+        record=leader.records.write,
+    )
+
+
+async def recorded(cluster: Cluster) -> RepairProgress:
+    return RepairProgress.parse((await cluster.store.get(PATHS.progress))[0])
 
 
 def value(name: str, **labels: str) -> float | None:
@@ -167,33 +183,61 @@ async def test_a_failed_measurement_is_repeated_and_the_end_clears_the_metrics()
 # --- The estimate ---------------------------------------------------------------------------------
 
 
-def test_the_time_left_follows_the_bytes_of_the_last_minutes() -> None:
-    pace = RepairPace()
-
-    def left(now_s: float, ledgers: int, size: int) -> float | None:
-        return pace.remaining_s(now_s=now_s, ledger_count=ledgers, byte_count=size)
-
-    assert left(0, 100, 1_000) is None
-    assert left(10, 90, 800) == 40  # 200 bytes in 10 s
-    assert left(20, 80, 800) == 80  # 200 bytes in 20 s
-    assert left(PACE_WINDOW_S + 20, 80, 800) is None, "nothing was done in the window"
-    assert left(PACE_WINDOW_S + 30, 0, 0) == 0
+def samples(*rows: tuple[float, int, int]) -> list[Sample]:
+    return [Sample(at_ms=round(s * 1000), ledgers=ledgers, bytes=size) for s, ledgers, size in rows]
 
 
-def test_another_loss_starts_the_estimate_over() -> None:
-    pace = RepairPace()
-    pace.remaining_s(now_s=0, ledger_count=10, byte_count=100)
-    pace.remaining_s(now_s=10, ledger_count=5, byte_count=50)
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([(0, 100, 1_000)], (None, None), id="one sample tells nothing"),
+        pytest.param([(0, 100, 1_000), (10, 90, 800)], (20, 40), id="bytes decide"),
+        pytest.param([(0, 9, 99), (300, 9, 50), (600, 9, 50)], (0, None), id="the last minutes"),
+        pytest.param([(0, 9, 50), (10, 9, 99), (20, 9, 90)], (0.9, 100), id="another loss"),
+        pytest.param([(0, 9, 90), (10, 9, 80), (20, 9, 82)], (0.4, 205), id="a ledger was closed"),
+        pytest.param([(0, 10, 0), (10, 5, 0)], (0, 10), id="empty ledgers are counted"),
+    ],
+)
+def test_the_time_left_follows_the_bytes_of_the_last_minutes(
+    rows: list[tuple[float, int, int]], expected: tuple[float | None, float | None]
+) -> None:
+    assert pace(samples(*rows)) == pytest.approx(expected)
 
-    assert pace.remaining_s(now_s=20, ledger_count=50, byte_count=500) is None
-    assert pace.remaining_s(now_s=30, ledger_count=40, byte_count=400) == 40
+
+def test_samples_are_thinned_evenly() -> None:
+    kept: tuple[Sample, ...] = ()
+    for number in range(5_000):
+        kept = with_sample(kept, Sample(at_ms=number * 5_000, ledgers=5_000 - number, bytes=0))
+        assert len(kept) <= SAMPLES_MAX
+    gaps = [after.at_ms - before.at_ms for before, after in itertools.pairwise(kept)]
+
+    assert (kept[0].at_ms, kept[-1].ledgers) == (0, 1)
+    assert len(kept) >= SAMPLES_MAX // 2
+    assert max(gaps) <= 2 * kept[-1].at_ms / (SAMPLES_MAX // 2)
 
 
-def test_empty_ledgers_are_estimated_by_their_number() -> None:
-    pace = RepairPace()
-    pace.remaining_s(now_s=0, ledger_count=10, byte_count=0)
+async def test_what_is_left_is_recorded_until_the_queue_is_empty() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await order_drain(cluster, B4)
+        await asyncio.sleep(SOON_S)
+        await backlog_of(leader, cluster).run_once()
+        first = await recorded(cluster)
+        await asyncio.sleep(SOON_S)
+        await backlog_of(leader, cluster).run_once()  # of the next leader
+        second = await recorded(cluster)
+        for ledger_id in await marked_ledger_ids(cluster.store, PATHS):
+            await cluster.store.delete(PATHS.mark(ledger_id))
+            await cluster.store.delete(PATHS.mark(ledger_id).rpartition("/")[0])
+        await backlog_of(leader, cluster).run_once()
+        last = await recorded(cluster)
 
-    assert pace.remaining_s(now_s=10, ledger_count=5, byte_count=0) == 10
+    assert first.bytes_left == 200  # a lost copy and a copy to drain, of 10 entries of 10 bytes
+    assert [each.ledgers for each in second.samples] == [1, 1]
+    assert second.samples[0] == first.samples[0]
+    assert last.samples == ()
 
 
 def test_labels_are_bounded() -> None:

@@ -23,7 +23,7 @@ from daemon.status.records import PendingLossRecord
 from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
 from replication.nodes import Role
-from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow
+from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow, Mute
 from replication.reasons import Reason
 from tests.daemon.status_values import HEALTHY, changed, codes, fact, node, note
 from tests.replication.ledger_values import B1, B2
@@ -64,7 +64,16 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
 
 LISTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
     "nothing is wrong": ({}, 0, []),
-    "disabled, not needed": ({"is_disabled": True}, 0, ["AUTORECOVERY_DISABLED INFO"]),
+    "disabled until an operator enables it": (
+        {"is_disabled": True},
+        1,
+        ["AUTORECOVERY_DISABLED WARN"],
+    ),
+    "disabled for a time": (
+        {"is_disabled": True, "disabled_until_ms": 60_000},
+        0,
+        ["AUTORECOVERY_DISABLED INFO"],
+    ),
     "a bookie is lost": ({"lost": (B1,)}, 1, ["BOOKIES_LOST WARN"]),
     "a bookie is absent": ({"absent": (B1,)}, 1, ["BOOKIES_ABSENT WARN"]),
     "both are listed": (
@@ -93,7 +102,7 @@ LISTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         ["NO_WORKERS ERROR", MARKED, NO_AUDITOR],
     ),
     "a ledger is locked": (
-        {"marked_count": 2, "locked_count": 1, **ALONE},
+        {"marked_count": 2, "locked": frozenset({9}), **ALONE},
         1,
         [MARKED, NO_AUDITOR],
     ),
@@ -102,8 +111,8 @@ LISTED: dict[str, tuple[dict[str, Any], int, list[str]]] = {
         1,
         ["NO_WORKERS WARN", MARKED],
     ),
-    "disabled, but needed": (
-        {"marked_count": 2, "is_disabled": True},
+    "disabled for a time that is over": (
+        {"marked_count": 2, "is_disabled": True, "disabled_until_ms": 0},
         1,
         ["AUTORECOVERY_DISABLED WARN", MARKED],
     ),
@@ -327,6 +336,8 @@ SCENES: dict[str, dict[str, Any]] = {
     "some are blocked": {**REPAIRING, "marked_count": 9, "waiting": BLOCKED},
     "all are blocked": {**REPAIRING, "waiting": BLOCKED[1:]},
     "disabled": {**REPAIRING, "is_disabled": True},
+    "disabled for a time": {"is_disabled": True, "disabled_until_ms": 7_200_000},
+    "lost while disabled": {"is_disabled": True, "lost": (B1,)},
     "no worker": {"marked_count": 2, **ALONE},
     "all wait for maintenance": {
         "marked_count": 1,
@@ -382,6 +393,40 @@ def test_each_condition_says_what_is_wrong_and_what_to_do(said: Said) -> None:
     )
 
 
+# --- Mutes ----------------------------------------------------------------------------------------
+
+MUTE = Mute(since_ms=0, until_ms=60_000, severity="WARN", subjects=(B1,))
+
+
+@pytest.mark.parametrize(
+    ("mutes", "changes", "expected"),
+    [
+        pytest.param({"BOOKIES_LOST": MUTE}, {"lost": (B1,)}, 60_000, id="muted"),
+        pytest.param({"BOOKIES_LOST": MUTE}, {"lost": (B1, B2)}, None, id="another bookie"),
+        pytest.param({"BOOKIES_LOST": MUTE}, {"lost": (B1,), "taken_ms": 60_000}, None, id="over"),
+        pytest.param(
+            {"SAFETY_HOLD": replace(MUTE, subjects=())},
+            {"hold": HoldOrder(since_ms=0)},
+            None,
+            id="it has become an error",
+        ),
+        pytest.param(
+            {"NO_WRITABLE_BOOKIES": replace(MUTE, severity="ERROR", subjects=())},
+            {"writable": (), "read_only": (B1,)},
+            None,
+            id="about data, so it is never muted",
+        ),
+    ],
+)
+def test_a_mute_applies_to_what_the_operator_knew(
+    mutes: dict[str, Mute], changes: dict[str, Any], expected: int | None
+) -> None:
+    found = conditions(changed(HEALTHY, mutes=mutes, **changes))
+
+    assert {each.code: each.muted_until_ms for each in found}[next(iter(mutes))] == expected
+    assert exit_code(found) == (1 if expected is None else 0)
+
+
 # --- Bookies --------------------------------------------------------------------------------------
 
 
@@ -411,7 +456,7 @@ def test_only_a_lost_bookie_that_no_ledger_names_can_be_decommissioned() -> None
         the("BOOKIES_LOST", **LEADER, leader_state=state, lost=lost) for lost in ((B1,), (B1, B2))
     )
 
-    assert codes(changed(status, lost=(B1,))) == ["BOOKIES_LOST INFO", "AUTORECOVERY_DISABLED INFO"]
+    assert codes(changed(status, lost=(B1,))) == ["AUTORECOVERY_DISABLED WARN", "BOOKIES_LOST INFO"]
     assert (none.data["named_by_ledgers"], one.data["named_by_ledgers"]) == ([], [B2])
     assert f"bookmender bookie decommission {B1}" in none.action
     assert "decommission" not in one.action

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from auditor.backlog import RepairProgress, Sample
 from auditor.checks.records import CheckRun
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
@@ -17,7 +18,7 @@ from ledgers.model import BookieId
 from replication.client_activity import ClientActivity
 from replication.marks import LockedLedger
 from replication.nodes import Role
-from replication.orders import MaintenanceWindow
+from replication.orders import MaintenanceWindow, Mute
 from replication.reasons import Reason
 from tests.daemon.status_values import HEALTHY, changed, node, note
 from tests.replication.ledger_values import B1, B2, B3
@@ -33,6 +34,12 @@ WINDOW = BookieRow(
     maintenance=MaintenanceWindow(since_ms=0, until_ms=3_660_000, reason="disk"),
 )
 WORKER = (node("host-a", 11, Role.WORKER),)
+LEADER = {"leader": "host-a", "leader_node": node("host-a", 11, Role.AUDITOR), "nodes": WORKER}
+COUNTED = LeaderState(ledger_map=MAP, is_count_complete=True, named_by={B1: 2, B3: 4})
+MUTE = Mute(
+    since_ms=0, until_ms=60_000, severity="WARN", subjects=(B1,), by="ann@host", reason="known"
+)
+SAMPLE = Sample(at_ms=1, ledgers=12, bytes=3_200_000_000)
 TROUBLE: dict[str, Any] = {
     "taken_ms": 62_500,
     "leader": "host-a",
@@ -52,7 +59,7 @@ TROUBLE: dict[str, Any] = {
     "marked_count": 105,
     "by_missing": ((2, 1), (1, 104)),
     "by_bookie": ((B2, 105),),
-    "locked_count": 4,
+    "locked": frozenset(range(50, 54)),
     "waiting": (replace(note(7, Reason.NO_COPY, "no good copy of entry 4"), next_try_ms=70_100),),
     "waiting_count": 3,
     "foreign_locks": (
@@ -71,6 +78,27 @@ def lost(counts: dict[BookieId, int], **changes: Any) -> dict[str, Any]:
 
 SCENES: dict[str, dict[str, Any]] = {
     "a healthy cluster": {},
+    "every ledger is whole": {**LEADER, "leader_state": COUNTED},
+    "a known loss, and one that the mute does not cover": {
+        **LEADER,
+        "leader_state": COUNTED,
+        "absent": (B3,),
+        "lost": (B1,),
+        "mutes": {"BOOKIES_LOST": MUTE, "BOOKIES_ABSENT": replace(MUTE, reason="")},
+    },
+    "repairs of which much is known": {
+        **LEADER,
+        "leader_state": COUNTED,
+        "marked_count": 11,
+        "private_count": 1,
+        "locked": frozenset({1, 2, 3}),
+        "waiting": (*(note(i, Reason.MAINTENANCE) for i in range(3, 7)), note(7, Reason.NO_COPY)),
+        "waiting_count": 6,
+        "overtaken": frozenset({6}),
+        "progress": RepairProgress(
+            bytes_left=3_200_000_000, bytes_per_s=45_000_000, left_s=71, samples=(SAMPLE,)
+        ),
+    },
     "rule S8: without bookies nothing is concluded": {
         "writable": (),
         "is_disabled": True,
@@ -225,6 +253,14 @@ def test_the_answer_has_what_the_text_shows() -> None:
     assert told.leader_state.running_checks[0].check == "replicas"
     assert told.last_audit is not None
     assert told.last_audit.marks == 2
+
+
+def test_each_queued_ledger_counts_once() -> None:
+    told = status_record(changed(HEALTHY, **SCENES["repairs of which much is known"])).progress
+
+    assert (told.queued, told.copying, told.needs_help) == (12, 3, 1)
+    assert (told.waiting, told.next) == (3, 5), "one of them has an unreadable note"
+    assert [each.ledgers for each in told.samples] == [12]
 
 
 def test_maintenance_is_in_the_answer() -> None:
