@@ -3,7 +3,7 @@
 In reading order. Each module uses only modules that are listed below it:
 
 - ``election`` chooses the leader, and ``auditor`` is the leader's loop. ``observer`` decides the
-  same and writes nothing.
+  same and writes nothing. ``disable_end`` enables auto-recovery again in time.
 - ``checks`` run from time to time. ``draining`` marks the ledgers of draining bookies, ``recheck``
   reads recent copies again, and ``activity`` measures what clients write.
 - ``absence`` decides which bookies are lost or reformatted, and ``safety_hold`` pauses marking

@@ -62,5 +62,5 @@ class DisableEnd:
             return  # another client changed one of them: look again later
         if is_its_own:
             log.info("disable.ended", until_ms=order.until_ms)
-            reason = "the time of bookmender disable --for is over"
+            reason = "the time of the order to disable is over"
             self.history.record(Event(kind=Kind.ORDER, order="enable", reason=reason))

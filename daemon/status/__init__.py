@@ -1,7 +1,8 @@
-"""``bookmender status`` and ``--explain``.
+"""``bookmender status``.
 
-``command`` prints both. ``gathering`` reads the facts from ZooKeeper into the values of ``state``,
-with the ``leader``'s records, the ``pace`` of copying and ``unreadable`` records. ``conditions`` is
-the table of what can be wrong and what to do, made of entries of ``condition``. ``report`` writes
-all of it as text and as the ``answers`` of programs, with parts of ``records``.
+``command`` prints it, and ``watch`` prints it again and again. ``gathering`` reads the facts from
+ZooKeeper into the values of ``state``, with the ``leader``'s records, the ``pace`` of copying and
+``unreadable`` records. ``conditions`` is the table of what can be wrong and what to do, made of
+entries of ``condition``. ``report`` writes all of it as text and as the ``answers`` of programs,
+with parts of ``records``.
 """

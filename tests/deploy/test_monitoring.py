@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from daemon.status.conditions import CONDITIONS
 from replication.reasons import Reason
 
 ROOT = Path(__file__).parent.parent.parent
@@ -162,11 +163,14 @@ def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
         assert not all(fires), alert["alert"]
 
 
-def test_repairs_are_blocked_for_the_reasons_that_need_help() -> None:
-    (alert,) = [each for each in alerts() if each["alert"] == "BookmenderRepairsBlocked"]
-    (pattern,) = re.findall(r'reason!~"([^"]+)"', alert["expr"])
+def test_every_condition_has_an_alert_of_its_own_or_the_common_one() -> None:
+    (common,) = [each for each in alerts() if each["alert"] == "BookmenderCondition"]
+    (pattern,) = re.findall(r'code!~"([^"]+)"', common["expr"])
+    anchors = {each["annotations"]["runbook"].partition("#")[2].upper() for each in alerts()}
+    named = {code for each in alerts() for code in re.findall(r'code="([A-Z_]+)"', each["expr"])}
 
-    assert set(pattern.split("|")) == {r.value for r in Reason if not r.needs_help}
+    assert set(pattern.split("|")) == (anchors & CONDITIONS.keys()) - {"LEDGERS_DAMAGED"}
+    assert named <= anchors
 
 
 def test_every_alert_is_in_the_guide() -> None:

@@ -197,7 +197,7 @@ async def test_wrong_requests_change_nothing(
 
 @over_http(has_token=True)
 async def test_a_conflict_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lost(*arguments: Any) -> Any:
+    async def lost(*arguments: Any, **options: Any) -> Any:
         raise ConflictError("the znode is at another version")
 
     monkeypatch.setattr(changes, "switch_off", lost)
