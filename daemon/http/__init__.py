@@ -5,8 +5,8 @@
 bookmender's own paths (``health``, ``metrics`` and ``changes`` make their answers), ``java_paths``
 those of BookKeeper (``java`` makes the answers). ``records`` has the types of the answers, from
 which ``openapi`` makes the description of the API. ``cluster_reader`` reads ZooKeeper for all of
-them, in a session and a thread of its own. ``access`` checks tokens and
-addresses, and ``tls`` has the certificates. ``page`` serves the page for people at ``/``: the files
+them, in a session and a thread of its own, and ``condition_metrics`` publishes the conditions as a
+metric. ``access`` checks tokens and addresses, and ``tls`` has the certificates. ``page`` serves the page for people at ``/``: the files
 ``page.html``, ``page.css`` and ``page.js``. ``metrics_page`` writes docs/metrics.md, and
 ``paths_page`` the tables of docs/http.md.
 

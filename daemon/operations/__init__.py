@@ -11,7 +11,8 @@ call it and print.
 - ``history`` reads what happened.
 - ``feed`` shows, enables and disables the change feed, and shows its clients.
 - ``bookies`` lists bookies; ``drains``, ``maintenance``, ``decommission`` and ``identities`` order
-  what happens to one. ``holds``, ``checks``, ``limits`` and ``switch`` concern the whole cluster.
+  what happens to one. ``holds``, ``checks``, ``limits``, ``switch`` and ``mutes`` concern the whole
+  cluster.
 - ``orders`` says what prevents the effect of an order, ``waiting`` waits for ledgers to move.
 - ``errors`` say that a request is wrong.
 """
