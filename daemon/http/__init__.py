@@ -6,9 +6,9 @@ bookmender's own paths (``health``, ``metrics`` and ``changes`` make their answe
 those of BookKeeper (``java`` makes the answers). ``records`` has the types of the answers, from
 which ``openapi`` makes the description of the API. ``cluster_reader`` reads ZooKeeper for all of
 them, in a session and a thread of its own, and ``condition_metrics`` publishes the conditions as a
-metric. ``access`` checks tokens and addresses, and ``tls`` has the certificates. ``page`` serves the page for people at ``/``: the files
-``page.html``, ``page.css`` and ``page.js``. ``metrics_page`` writes docs/metrics.md, and
-``paths_page`` the tables of docs/http.md.
+metric. ``access`` checks tokens and addresses, and ``tls`` has the certificates. ``page`` serves
+the page for people at ``/``: the files ``page.html``, ``page.css`` and ``page.js``.
+``metrics_page`` writes docs/metrics.md, and ``paths_page`` the tables of docs/http.md.
 
 Nothing here touches the roles of the node: their threads publish ``daemon.role_state``, and a
 failure of this package stops no repair.
