@@ -194,7 +194,7 @@ class Demo:
         codes = await self._watch(on, written, victim, base, prometheus, tab)
         self.say("no ledger names the bookie, and the queue is empty")
 
-        await self._expect_alert(prometheus, {ALERT})
+        await self._expect_alert(prometheus, set())
         await self._agree(base, tab, victim)
         for code in sorted(codes):
             if not (await self._bookmender("status", "--explain", code, exit_code=0)).startswith(
@@ -205,16 +205,15 @@ class Demo:
         await take_pictures(tab, self.output, "2-repaired")
 
         await self._bookmender("bookie", "decommission", victim, exit_code=0)
-        await self._expect_alert(prometheus, set())
         await tab.wait_for("document.getElementById('word').textContent === 'OK'")
         await self._bookmender("status", exit_code=0)
         await take_pictures(tab, self.output, "3-decommissioned")
         fired = await prometheus.series('ALERTS{alertstate="firing"}')
-        if (names := {labels["alertname"] for labels, _ in fired}) != {ALERT}:
+        if names := {labels["alertname"] for labels, _ in fired} - {ALERT}:
             raise SurpriseError(f"other alerts fired, too: {names}")
         if not await tab.value("window.isSameDocument") or tab.errors:
             raise SurpriseError(f"the page was reloaded or has errors: {tab.errors}")
-        self.say(f"only {ALERT} fired; the page was never reloaded and has no errors")
+        self.say(f"no alert but {ALERT} fired; the page was never reloaded and has no errors")
 
     async def _watch(
         self,
@@ -328,7 +327,7 @@ class Demo:
             return await prometheus.firing() == wanted
 
         await wait_for(is_firing, f"state with these alerts: {wanted}", within_s=FINAL_TIMEOUT_S)
-        self.say(f"alert {ALERT} {'fires' if wanted else 'is resolved'}")
+        self.say(f"alerts that fire: {', '.join(wanted) or 'none'}")
 
     async def _prove(self, on: Bench, written: Sequence[Written]) -> None:
         """Read every copy, without the help of any node."""

@@ -51,7 +51,7 @@ async def test_commands_report_a_lost_bookie_until_it_returns(
         await on.wait_idle()
         status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue"))
         assert (status.exit_code, queue.exit_code) == (0, 0)
-        assert status.out.splitlines()[0] == "OK"
+        assert status.out.splitlines()[0] == "OK  All ledgers are whole."
         assert "3 writable, 0 read-only, 0 lost" in status.out
         assert queue.out == "0 ledgers marked\n"
 
@@ -77,7 +77,7 @@ async def assert_repairing(
     assert status.out.startswith("WARN  BOOKIES_LOST, NO_WORKERS, LEDGERS_UNDER_REPLICATED")
     assert f"leader    {socket.gethostname()} (pid {leader_pid})" in status.out
     assert f"{victim} lost: " in status.out
-    assert f"{counted(len(at_risk), 'ledger')} queued, 0 locked for repair" in status.out
+    assert f"{counted(len(at_risk), 'ledger')}: {len(at_risk):,} not tried yet" in status.out
     found = status_json.record
     assert found["health"] == "WARN"
     assert found["leader_node"]["pid"] == leader_pid
