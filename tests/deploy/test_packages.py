@@ -177,11 +177,14 @@ def test_a_host_runs_a_local_cluster_and_names_the_extra_of_the_feed(
     data = ("--data", str(tmp_path / "cluster"))
     try:
         bookmender(host, "local", "up", *data, "--bookies", "1")
-        uri = json.loads(bookmender(host, "local", "status", *data, "-o", "json"))
-        assert "OK" in bookmender(host, "status", uri=uri["metadata_service_uri"])
+        uri = json.loads(bookmender(host, "local", "status", *data, "-o", "json"))[
+            "metadata_service_uri"
+        ]
+        without_a_node = bookmender(host, "status", expect=3, uri=uri)
         feed = ("feed", "follow", "--client", "a", "--store", "sqlite:///x")
-        said = bookmender(host, *feed, expect=2, uri=uri["metadata_service_uri"])
+        said = bookmender(host, *feed, expect=2, uri=uri)
     finally:
         bookmender(host, "local", "down", "--delete", *data)
 
+    assert "1 writable" in without_a_node
     assert "pip install 'bookmender[feed]'" in said
