@@ -3,7 +3,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/runtime
 READY := $(VENV)/ready
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # Arguments for the command of a target: make test ARGS='-m "not cluster" -x'
 ARGS ?=
@@ -49,28 +51,27 @@ endif
 endif
 
 .PHONY: help demo demo-operate feed-demo fsck-demo test test-all soak-audit compat judge bench \
-	bench-repair bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv clean
+	bench-repair bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv dev clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## start a cluster here, kill a bookie, and repair its ledgers
-	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/bookmender demo $(ARGS)
 
-demo-operate: venv ## operate a secured cluster through a loss, with Prometheus and Chromium
+demo-operate: dev ## operate a secured cluster through a loss, with Prometheus and Chromium
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.operate_demo $(ARGS)
 
-feed-demo: venv ## kill leaders and followers of the change feed, and compare what they know with ZooKeeper
+feed-demo: dev ## kill leaders and followers of the change feed, and compare what they know with ZooKeeper
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.feed_demo $(ARGS)
 
-fsck-demo: venv ## find each kind of damage with fsck on Spark here, show it in Chromium, repair it
+fsck-demo: dev ## find each kind of damage with fsck on Spark here, show it in Chromium, repair it
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.fsck.demo
 
-test: venv ## run the tests, with real ZooKeeper and real bookies: about ten minutes
+test: dev ## run the tests, with real ZooKeeper and real bookies: about ten minutes
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m pytest $(XDIST) $(WITH_LONG) $(ARGS)
 
@@ -80,57 +81,57 @@ test-all: ## run the long tests, too: about half an hour
 test-matrix: ## repair on every pair of storage class, version and layout: about three minutes
 	@$(MAKE) test LONG=matrix ARGS='tests/cluster/test_matrix.py $(ARGS)'
 
-compat: venv ## compare with Java's tests: build/compatibility.md
+compat: dev ## compare with Java's tests: build/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)
 
-soak-audit: venv ## check marks during half an hour of losses, killed leaders and restarts
+soak-audit: dev ## check marks during half an hour of losses, killed leaders and restarts
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.soak.audit $(ARGS)
 
-judge: venv ## read every copy with BookKeeper's own client: make judge URI=zk+hierarchical://…
+judge: dev ## read every copy with BookKeeper's own client: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
 
-bench: venv ## short measurements: compare with Java's AutoRecovery, show where time goes
+bench: dev ## short measurements: compare with Java's AutoRecovery, show where time goes
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair --quick
 	@$(BIN)/python -m bench.limit --quick
 
-bench-repair: venv ## 45 minutes: compare repairs with Java's AutoRecovery (bench/results)
+bench-repair: dev ## 45 minutes: compare repairs with Java's AutoRecovery (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair $(ARGS)
 
-bench-audit: venv ## 30 minutes: compare marks after a loss with Java's auditor (bench/results)
+bench-audit: dev ## 30 minutes: compare marks after a loss with Java's auditor (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.audit $(ARGS)
 
-bench-feed: venv ## 5 minutes: rates and latencies of the change feed (bench/results)
+bench-feed: dev ## 5 minutes: rates and latencies of the change feed (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.feed $(ARGS)
 
-bench-fsck: venv ## 22 minutes: compare the levels of fsck with Java's check (bench/results)
+bench-fsck: dev ## 22 minutes: compare the levels of fsck with Java's check (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.fsck $(ARGS)
 
-bench-limit: venv ## show where a repair spends its time (bench/results)
+bench-limit: dev ## show where a repair spends its time (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.limit $(ARGS)
 
-dist: venv ## build what users install: wheel, sources, an archive for hosts without network, fsck archive
+dist: dev ## build what users install: wheel, sources, an archive for hosts without network, fsck archive
 	@deploy/make-dist
 	@$(MAKE) --no-print-directory fsck-archive
 
 # For executors with this Python and platform. Executors have their own Spark.
-fsck-archive: venv ## pack what executors need: dist/bookmender-fsck.tar.gz, for spark-submit --archives
+fsck-archive: dev ## pack what executors need: dist/bookmender-fsck.tar.gz, for spark-submit --archives
 	@rm -rf build
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/fsck \
+	@$(PIP) install --target build/fsck \
 		--require-hashes --requirement requirements-spark.lock
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/fsck \
+	@$(PIP) install --target build/fsck \
 		--upgrade --no-deps --no-build-isolation .
 	@mkdir -p dist
 	@tar -czf dist/bookmender-fsck.tar.gz -C build/fsck .
 
-lint: venv ## check format, lint, types, imports, house rules, OpenAPI document, alert rules
+lint: dev ## check format, lint, types, imports, house rules, OpenAPI document, alert rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -139,12 +140,12 @@ lint: venv ## check format, lint, types, imports, house rules, OpenAPI document,
 	.ci/alerts
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-docs: venv ## the documents as a site in build/site, and those pages that the code writes
+docs: dev ## the documents as a site in build/site, and those pages that the code writes
 	@$(BIN)/python -m daemon.pages docs
 	@$(BIN)/python -m daemon.http.metrics_page >docs/metrics.md
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-proto: venv ## generate the *_pb2 modules from the .proto files
+proto: dev ## generate the *_pb2 modules from the .proto files
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --mypy_out=. \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers -name '*.proto')
 
@@ -160,23 +161,28 @@ lock: | $(BIN)/uv ## pin the newest versions that pyproject.toml allows, with ha
 	$(LOCK) --constraint requirements-dev.lock --extra fsck \
 		--no-emit-package pyspark --no-emit-package py4j --output-file requirements-spark.lock
 
-venv: $(READY)
+venv: $(RUNTIME) ## install what bookmender needs to run into .venv
+dev: $(READY) ## add the tools for development and PySpark
 
-# Created only if it is missing or broken; otherwise pip changes only what the lock changed.
-# The package itself is installed in place, built with the setuptools that the lock pins.
-$(READY): requirements-dev.lock pyproject.toml
-	@echo "Bringing the Python in $(VENV) up to date. The first time this fetches PySpark, whose jars"
-	@echo "hold ZooKeeper: 450 MB, about a minute."
+# Created only if it is missing or broken; otherwise pip changes only what the lock changed. Modules
+# are compiled when they are first imported. The package itself is installed in place, built with the
+# setuptools that the other lock pins.
+$(RUNTIME): requirements.lock pyproject.toml
+	@echo "Installing bookmender into $(VENV): downloads 10 MB, takes some ten seconds."
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip --disable-pip-version-check install --require-hashes \
-		--requirement requirements-dev.lock
-	@$(BIN)/python -m pip --disable-pip-version-check install --no-deps --no-build-isolation \
-		--editable .
+	@sed -n '/^setuptools==/,/[^\]$$/p' requirements-dev.lock | cat requirements.lock - \
+		| $(PIP) install --no-compile --require-hashes --requirement /dev/stdin
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(READY): $(RUNTIME) requirements-dev.lock
+	@echo "Adding the tools and PySpark to $(VENV): downloads 550 MB, takes a minute or two."
+	@$(PIP) install --require-hashes --requirement requirements-dev.lock
 	@touch $@
 
 $(BIN)/uv:
-	@$(MAKE) venv
+	@$(MAKE) dev
 
 clean: ## restore a fresh checkout: remove the environment, caches and builds
 	rm -rf $(VENV) *.egg-info build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \

@@ -1,6 +1,6 @@
 """``python -m tests.prepare``: download what no test should wait for, and show the progress.
 
-The jars of every BookKeeper version that the suite runs, about 100 MB each, once on a machine;
+The jars of every BookKeeper version that the suite runs, 100 MB each, once on a machine;
 those of BookKeeper's HTTP server, and of Pulsar's metadata driver.
 With ``--default-only``, only those of the default version of a local cluster.
 """

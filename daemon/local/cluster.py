@@ -90,8 +90,9 @@ class LocalCluster:
             _check_ports(spec)
             jars.fetch(
                 spec.bookkeeper,
+                with_rocksdb=spec.needs_rocksdb,
                 on_progress=lambda done, total: on_event(
-                    f"Fetching BookKeeper's jars, once: {done} of {total}"
+                    f"downloading BookKeeper, once: jar {done + 1} of {total}"
                 ),
             )
             secrets = Secrets.make(data / FOLDER) if spec.is_secured else None

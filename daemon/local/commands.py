@@ -82,7 +82,7 @@ _bookie_argument = click.argument("bookie")
 @click.option(
     "--bookkeeper",
     type=click.Choice(jars.versions()),
-    help=f"Downloaded once (100 MB).  [default: {jars.BOOKKEEPER_DEFAULT}]",
+    help=f"Downloaded once (30 MB, with storage db 100 MB).  [default: {jars.BOOKKEEPER_DEFAULT}]",
 )
 @click.option(
     "--storage",

@@ -114,7 +114,9 @@ class Servers:
 
     def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
         folder, port = self.bookie_folder(bookie_id), port_of(bookie_id)
-        draft = self._archive_draft if bookie_id == spec.bookies[0] else None
+        # With RocksDB the class path is longer than that of the other storages.
+        records = bookie_id == spec.bookies[0] and not spec.needs_rocksdb
+        draft = self._archive_draft if records else None
         if draft is not None:
             draft.unlink(missing_ok=True)  # left by a run that was interrupted
         return self._spawn_bookkeeper(
@@ -180,7 +182,7 @@ class Servers:
         flags: Sequence[str],
         more_jars: str = "",
     ) -> Child:
-        own_jars = jars.bookkeeper_classpath(spec.bookkeeper)
+        own_jars = jars.bookkeeper_classpath(spec.bookkeeper, with_rocksdb=spec.needs_rocksdb)
         return self._spawn(
             name,
             folder,
