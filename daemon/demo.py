@@ -184,9 +184,7 @@ class Demo:
             await self._count_copies(workload, killed)
             self.killed_s = time.monotonic()
             cluster.kill(killed)
-            self.say(
-                f"killed bookie {killed} (kill -9), which has copies of {self.affected_count} ledgers"
-            )
+            self.say(f"killed bookie {killed} (kill -9), which is in {self.affected_count} ledgers")
             await self._watch_until_whole(session, killed)
             self.say("reading every copy of every entry")
             self.proofs = await prove(workload.written, workload)
