@@ -8,10 +8,9 @@ reading order:
 - ``servers``: the settings, the folder and the command line of each server.
 - ``security``: TLS, SASL and ACLs of a secured cluster.
 - ``znodes``: formats a new cluster, and reads or deletes the few znodes that this package needs.
-- ``processes``, ``launcher``: child processes that end with this process.
+- ``processes``, ``launcher``: processes that end with this one, or that a later command finds.
 - ``java``, ``jars``: finds Java; downloads the jars of BookKeeper once.
 - ``ports``: free ports, and whether a server answers on a port.
-- ``supervisor``: the process behind ``local up``, and how the commands talk to it.
 - ``commands``: the command line; ``status``: the state of the cluster, and its output;
   ``writing``: the ledgers of ``local write`` and of the demo.
 """

@@ -1,11 +1,11 @@
 """A local cluster as one object: starts it, stops it, and breaks it on purpose.
 
 The owner of the object owns the processes: they end with the object, at the latest with this Python
-process (``processes``). All files are in one data folder (``folder``).
+process (``processes``). Those of a detached cluster go on, and a later command finds them. All
+files are in one data folder (``folder``).
 """
 
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from daemon.local import folder, jars, ports, servers, znodes
 from daemon.local.java import Java
-from daemon.local.processes import Child, stop_all, wait_until
+from daemon.local.processes import Child, await_spawns, stop_all, wait_until
 from daemon.local.security import FOLDER, Secrets, settings_file
 from daemon.local.spec import ClusterSpec, bookie_id, port_of, settle
 from ledgers.errors import SettingsError, UnavailableError
@@ -45,11 +45,11 @@ class LocalCluster:
         self,
         processes: servers.Servers,
         spec: ClusterSpec,
-        lock: IO[str],
         on_event: OnEvent,
         secrets: Secrets | None,
+        lock: IO[str] | None = None,
     ) -> None:
-        """Callers use ``start`` instead."""
+        """Callers use ``start`` or ``find`` instead."""
         self._servers, self._spec = processes, spec
         self._lock, self._on_event = lock, on_event
         self.secrets = secrets
@@ -65,16 +65,17 @@ class LocalCluster:
         *,
         bookies: int | None = None,
         is_secured: bool = False,
+        is_detached: bool = False,
         on_event: OnEvent = lambda event: None,
         **asked: Any,
     ) -> "LocalCluster":
         """Start the cluster in the folder ``data``, which is created if necessary, and return when
         every server is ready.
 
-        ``is_secured``: TLS, SASL and ACLs at all servers; needs openssl. ``asked``: fields of
-        ClusterSpec. One that is None keeps its saved value, else the default. Raises SettingsError
-        if this cluster cannot be started, UnavailableError if a server does not become ready; then
-        no process is left.
+        ``is_secured``: TLS, SASL and ACLs at all servers; needs openssl. ``is_detached``: the
+        servers go on after this process. ``asked``: fields of ClusterSpec. One that is None keeps
+        its saved value, else the default. Raises SettingsError if this cluster cannot be started,
+        UnavailableError if a server does not become ready; then no process is left.
         """
         java = Java.find()
         data = data.resolve()
@@ -99,7 +100,11 @@ class LocalCluster:
             if secrets is not None:
                 secrets.write_settings(spec.metadata_service_uri)
             spec.save(data)
-            cluster = cls(servers.Servers(data=data, java=java), spec, lock, on_event, secrets)
+            held = lock.fileno() if is_detached else None
+            processes = servers.Servers(data=data, java=java, is_bound=not is_detached, lock=held)
+            cluster = cls(processes, spec, on_event, secrets, lock)
+            if is_detached:
+                undoing.callback(cls._stop_strays, data)
             undoing.callback(cluster.stop)
             cluster._start_zookeeper()
             with cluster.session() as tree:
@@ -110,6 +115,29 @@ class LocalCluster:
             cluster._start_bookies(wanted)
             undoing.pop_all()
         return cluster
+
+    @classmethod
+    def _stop_strays(cls, data: Path) -> None:
+        """Stop servers that Ctrl-C kept from being recorded in the object: they are not bound to
+        this process."""
+        await_spawns()
+        if stray := cls.find(data):
+            stray.stop(timeout_s=0)
+
+    @classmethod
+    def find(cls, data: Path) -> "LocalCluster | None":
+        """Return the detached cluster that runs in this folder; None if no server runs."""
+        spec = ClusterSpec.load(data)
+        if spec is None:
+            return None
+        secrets = Secrets.load(data / FOLDER) if spec.is_secured else None
+        processes = servers.Servers(data=data, is_bound=False)
+        found = cls(processes, spec, lambda event: None, secrets)
+        found._zookeeper = processes.find("zookeeper")
+        for bookie in spec.bookies:
+            if child := processes.find(f"bookie-{port_of(bookie)}"):
+                found._bookies[bookie] = child
+        return found if found._zookeeper or found._bookies else None
 
     @property
     def spec(self) -> ClusterSpec:
@@ -252,14 +280,11 @@ class LocalCluster:
         name: str = "autorecovery",
         *,
         settings: Mapping[str, str] | None = None,
-        more_jars: str = "",
     ) -> Child:
         """Start Java's AutoRecovery daemon. Returns at once; the daemon is ready when its vote is
-        in ZooKeeper. ``more_jars``: a class path, for example of a statistics provider."""
+        in ZooKeeper."""
         (port,) = ports.free_ports(1)
-        child = self._servers.autorecovery(
-            self._spec, name, port=port, settings=settings or {}, more_jars=more_jars
-        )
+        child = self._servers.autorecovery(self._spec, name, port=port, settings=settings or {})
         self._autorecoveries.append(child)
         return child
 
@@ -270,9 +295,20 @@ class LocalCluster:
         if self._zookeeper is not None:
             stop_all([self._zookeeper], timeout_s=timeout_s)
         first = self._bookies.get(self.bookies[0])
-        if first is not None and first.exit_code != -signal.SIGKILL:
+        if first is not None and not first.was_killed:
             self._servers.keep_archive(self._spec)
-        self._lock.close()
+        self.release()
+
+    def release(self) -> None:
+        """Close the lock of the folder. The servers of a detached cluster still hold it."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def wait(self) -> None:
+        """Wait for the end of ZooKeeper."""
+        assert self._zookeeper is not None
+        while not self._zookeeper.wait(timeout_s=READY_TIMEOUT_S):
+            pass
 
     def __enter__(self) -> "LocalCluster":
         return self

@@ -20,6 +20,7 @@ from daemon.cli.main import output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
 from daemon.local import folder, jars
+from daemon.local.cluster import LocalCluster
 from daemon.local.spec import (
     BOOKIES_DEFAULT,
     FILE_NAME,
@@ -34,7 +35,6 @@ from daemon.local.status import (
     print_welcome,
     status_of,
 )
-from daemon.local.supervisor import NotRunningError, ask, start_detached, supervise
 from daemon.local.writing import Written, what_was_written, write_ledgers
 from daemon.settings import Settings, load_settings
 from daemon.words import printable, shortened
@@ -113,32 +113,26 @@ def up(foreground: bool, data: Path, output: str, **options: Any) -> None:
     """
     began_s = time.monotonic()
     progress = Line(due_s=math.inf)  # shown on a terminal only
-    is_ready = False
-
     on_event = partial(progress.write, now_s=0)
-
-    def on_ready(found: ClusterStatus) -> None:
-        nonlocal is_ready
-        is_ready = True
-        progress.erase()
-        if output == "json":
-            click.echo(as_json(found))
-        else:
-            duration_s = time.monotonic() - began_s
-            print_welcome(found, duration_s=duration_s, data_option=folder.data_option(data))
-
     with _cleaned_up(data):
         try:
-            if foreground:
-                supervise(data, options, on_event=on_event, on_ready=on_ready)
-            else:  # a pipe that closes now does not end the cluster
-                on_ready(start_detached(data, options, on_event=on_event))
-        except KeyboardInterrupt:
-            if not (foreground and is_ready):
-                raise
-            click.echo("stopped", err=True)
+            cluster = LocalCluster.start(data, is_detached=True, on_event=on_event, **options)
         finally:
             progress.erase()
+        cluster.release()
+    found = status_of(cluster.spec, data, cluster)
+    if output == "json":
+        click.echo(as_json(found))
+    else:
+        duration_s = time.monotonic() - began_s
+        print_welcome(found, duration_s=duration_s, data_option=folder.data_option(data))
+    if foreground:
+        sys.stdout.flush()
+        try:
+            cluster.wait()
+        except KeyboardInterrupt:
+            _stop(data)
+            click.echo("stopped", err=True)
 
 
 @contextmanager
@@ -211,7 +205,7 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     found = _status(data)
     if not found.is_running:
         up = f"`bookmender local up{folder.data_option(data)}`"
-        raise NotRunningError(f"the cluster in {data} is not running; {up} starts it")
+        raise SettingsError(f"the cluster in {data} is not running; {up} starts it")
     written: list[Written] = []
     try:
         write_ledgers(_settings(found), ledgers, written=written, open_count=left_open)
@@ -240,7 +234,15 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
     The bookie stays registered until its ZooKeeper session expires, as after a real crash. With
     --stop it unregisters at once.
     """
-    click.echo(ask(data, "stop" if stop else "kill", bookie).text)
+    cluster = _running(data)
+    named = find_bookie(cluster.bookies, bookie)
+    if stop and cluster.terminate(named):
+        click.echo(f"stopped {named}")
+        return
+    if not stop:
+        cluster.kill(named)
+    why = " because it did not stop in time" if stop else ""
+    click.echo(f"killed {named}{why}; it stays registered until its session expires")
 
 
 @local.command()
@@ -251,7 +253,10 @@ def start(bookie: str, data: Path) -> None:
 
     Soon after `kill`, the start waits until the old session has expired.
     """
-    click.echo(ask(data, "start", bookie).text)
+    cluster = _running(data)
+    named = find_bookie(cluster.bookies, bookie)
+    cluster.start_bookie(named)
+    click.echo(f"started {named}")
 
 
 @local.command()
@@ -263,13 +268,13 @@ def wipe(bookie: str, data: Path) -> None:
     The bookie stays down. `start` starts it as an empty bookie with the same ID. If the cluster is
     not running, `up` starts it as part of the cluster.
     """
-    try:
-        click.echo(ask(data, "wipe", bookie).text)
-    except NotRunningError:
-        wiped = find_bookie(_spec(data).bookies, bookie)
+    named = find_bookie(_spec(data).bookies, bookie)
+    if cluster := LocalCluster.find(data):
+        cluster.wipe(named)
+    else:
         with folder.lease(data):
-            shutil.rmtree(data / "bookies" / str(port_of(wiped)), ignore_errors=True)
-        click.echo(f"wiped {wiped}")
+            shutil.rmtree(data / "bookies" / str(port_of(named)), ignore_errors=True)
+    click.echo(f"wiped {named}")
 
 
 @local.command()
@@ -283,10 +288,7 @@ def down(delete: bool, data: Path) -> None:
     """
     if delete:
         _spec(data)  # a folder without a cluster is refused before anything is stopped
-    try:
-        click.echo(ask(data, "down").text)
-    except NotRunningError as error:  # the cluster is already stopped, as requested
-        click.echo(str(error))
+    click.echo("stopped" if _stop(data) else f"no cluster is running on {data}")
     if not delete:
         return
     if left := folder.delete(data):
@@ -312,9 +314,19 @@ def _settings(status: ClusterStatus) -> Settings:
 
 
 def _status(data: Path) -> ClusterStatus:
-    try:
-        found = ask(data, "status").status
-    except NotRunningError:
-        return status_of(_spec(data), data)
-    assert found is not None
-    return found
+    return status_of(_spec(data), data, LocalCluster.find(data))
+
+
+def _running(data: Path) -> LocalCluster:
+    cluster = LocalCluster.find(data)
+    if cluster is None:
+        raise SettingsError(f"no cluster is running on {data}")
+    return cluster
+
+
+def _stop(data: Path) -> bool:
+    """Stop the cluster. Return False if it did not run."""
+    cluster = LocalCluster.find(data)
+    if cluster is not None:
+        cluster.stop()
+    return cluster is not None

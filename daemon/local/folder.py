@@ -1,8 +1,7 @@
 """The data folder of a local cluster. It contains:
 
-lock            held while the cluster runs: one owner at a time
+lock            held while the cluster runs, by its servers or their owner
 cluster.json    the description of the cluster (``spec``), used at each later start
-control.sock    the socket on which the supervisor of ``local up`` listens
 logs/           the output of each process
 zookeeper/      settings and data of ZooKeeper
 bookies/PORT/   settings, journal and ledgers of each bookie
@@ -15,6 +14,7 @@ import os
 import shlex
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,9 @@ from daemon.local import spec
 from ledgers.errors import SettingsError
 
 LOCK_NAME = "lock"
-FILES = (LOCK_NAME, spec.FILE_NAME, "control.sock", "log4j2.properties", "bookies/classes.jsa")
+LEASE_TIMEOUT_S = 1.0
+"""A server that has just been killed closes its files, and so the lock, a moment later."""
+FILES = (LOCK_NAME, spec.FILE_NAME, "log4j2.properties", "bookies/classes.jsa")
 FOLDERS = ("zookeeper", "autorecovery", "security")
 """Folders that belong to the cluster with everything in them."""
 
@@ -41,22 +43,26 @@ def data_option(data: Path) -> str:
 
 
 def lease(data: Path) -> IO[str]:
-    """Create the folder if necessary and own it until the returned file is closed or this process
-    ends.
+    """Create the folder if necessary and own it until the returned file is closed by this process
+    and by those that inherit it.
 
     Raises SettingsError if another process owns it. The lock needs no cleanup after a crash.
     """
     make(data)
     lock = (data / LOCK_NAME).open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise SettingsError(
-            f"a cluster is running already on {data}. Stop it, which keeps its data, and try "
-            f"again: bookmender local down{data_option(data)}"
-        ) from error
-    return lock
+    deadline_s = time.monotonic() + LEASE_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError as error:
+            if time.monotonic() > deadline_s:
+                lock.close()
+                raise SettingsError(
+                    f"a cluster is running already on {data}. Stop it, which keeps its data, and "
+                    f"try again: bookmender local down{data_option(data)}"
+                ) from error
+        time.sleep(0.02)
 
 
 def is_in_use(data: Path) -> bool:

@@ -149,10 +149,8 @@ def archive_flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
 
 
 def keep_archive(draft: Path, archive: Path) -> None:
-    """Move the draft, if there is one, to its final path. Its JVM must have ended, so that the
+    """Move the draft to its final path. Its JVM must have ended, so that the
     draft is complete."""
-    if not draft.exists():
-        return
     copy = archive.with_name(f"{archive.name}.{os.getpid()}")
     shutil.copyfile(draft, copy)  # the two paths may be on different disks
     os.replace(copy, archive)

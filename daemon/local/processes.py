@@ -1,7 +1,7 @@
-"""Child processes that end with this process.
+"""Processes: children that end with this process or outlive it, and those of an earlier command.
 
-When this process ends, for any reason, its children end (see ``launcher``). They run in sessions of
-their own, so Ctrl-C reaches only this process, which then stops them in order.
+When this process ends, for any reason, its bound children end (see ``launcher``). All run in
+sessions of their own, so Ctrl-C reaches only this process, which then stops them in order.
 """
 
 import os
@@ -18,6 +18,8 @@ from pathlib import Path
 from ledgers.errors import UnavailableError
 
 POLL_S = 0.02
+KILL_TIMEOUT_S = 30.0
+PROC = Path("/proc")
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
 COMPLAINT = re.compile(r" (ERROR|FATAL) |^Caused by: |^Exception in |^Error[: ]")
@@ -31,7 +33,8 @@ _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-spawner")
 
 
 class Child:
-    """One child process. Its output is appended to ``log``."""
+    """One child process. Its output is appended to ``log``. ``is_bound``: it ends with this
+    process. ``keeps``: a file descriptor that it inherits."""
 
     def __init__(
         self,
@@ -40,19 +43,22 @@ class Child:
         *,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        is_bound: bool = True,
+        keeps: int | None = None,
     ) -> None:
-        self.name, self.log = name, log
+        self.name, self.log, self.was_killed = name, log, False
         log.parent.mkdir(parents=True, exist_ok=True)
-        launch = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *command]
+        launcher = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid())]
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._process = _SPAWNER.submit(
                 subprocess.Popen[bytes],
-                launch,
-                stdin=subprocess.PIPE,
+                [*(launcher if is_bound else ()), *command],
+                stdin=subprocess.PIPE if is_bound else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=() if keeps is None else (keeps,),
                 env=environment,
             ).result()
 
@@ -75,10 +81,10 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL, and wait for the end."""
+        self.was_killed = True
         self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._release()
+        self.wait(timeout_s=KILL_TIMEOUT_S)
 
     def wait(self, *, timeout_s: float) -> bool:
         """Wait for the end of the process. Return True if it ended in time."""
@@ -86,7 +92,8 @@ class Child:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
-        self._release()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         return True
 
     def pause(self) -> None:
@@ -110,11 +117,59 @@ class Child:
 
     def _signal(self, number: int) -> None:
         if self.is_running:  # polled just before and reaped nowhere else: the id is still its own
-            self._process.send_signal(number)
+            os.kill(self.pid, number)
 
-    def _release(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+
+class Found(Child):
+    """A process that an earlier command started. ``mark``: an argument that no other process has;
+    it tells this process from a later one with the same id."""
+
+    def __init__(self, name: str, pid: int, mark: str, *, log: Path) -> None:
+        self.name, self.log, self.was_killed = name, log, False
+        self._pid, self._mark, self._log_start = pid, mark, 0
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def is_running(self) -> bool:
+        return bool(find(self._mark, pid=self._pid))
+
+    @property
+    def exit_code(self) -> int | None:
+        return None
+
+    def wait(self, *, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self.is_running:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(POLL_S)  # it is no child, so its end cannot be awaited
+        return True
+
+
+def await_spawns() -> None:
+    """Return when no process is being started."""
+    _SPAWNER.submit(int).result()
+
+
+def find(mark: str, *, pid: int | None = None) -> int | None:
+    """Return the id of the process with this argument, or None. A zombie has no arguments. ``pid``:
+    looks only at this process."""
+    commands = dict[int, str]()
+    if PROC.is_dir():  # Linux, also where ps is not installed
+        for folder in PROC.iterdir() if pid is None else [PROC / f"{pid}"]:
+            with suppress(OSError, ValueError):  # it has ended, or is no process
+                commands[int(folder.name)] = (folder / "cmdline").read_text(errors="replace")
+    else:
+        command = ["ps", "-ww", "-o", "pid=,args=", *(["-ax"] if pid is None else ["-p", f"{pid}"])]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        for line in listed.splitlines():
+            number, _, arguments = line.strip().partition(" ")
+            commands[int(number)] = f"{arguments}\0"
+    wanted = re.compile(rf"{re.escape(mark)}[ \0]")
+    return next((pid for pid, arguments in commands.items() if wanted.search(arguments)), None)
 
 
 def stop_all(children: Sequence[Child], *, timeout_s: float) -> None:

@@ -55,37 +55,45 @@ class Certificate:
 class Authority:
     """A CA that issues certificates into its folder."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path, name: str = "ca", *, is_new: bool = True) -> None:
+        """``is_new``: False: its files are in the folder."""
+        self._folder = folder
         self.certificate = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        run_openssl(
-            *("req", "-x509", *KEY, "-days", f"{DAYS}", "-subj", f"/CN={name}"),
-            *("-keyout", str(self._key), "-out", str(self.certificate)),
+        if is_new:
+            run_openssl(
+                *("req", "-x509", *KEY, "-days", f"{DAYS}", "-subj", f"/CN={name}"),
+                *("-keyout", str(self._key), "-out", str(self.certificate)),
+            )
+
+    def find(self, name: str) -> Certificate:
+        """Return the certificate of this name that was or will be issued."""
+        certificate, key, both = (
+            self._folder / f"{name}{e}" for e in (".pem", ".key", "-both.pem")
         )
+        return Certificate(certificate=certificate, key=key, both=both)
 
     def issue(
         self, name: str, *, hosts: Sequence[str] = (LOOPBACK,), days: int = DAYS, unit: str = ""
     ) -> Certificate:
         """Issue a certificate for these names and addresses. ``days``: -1: it has expired.
         ``unit``: its OU."""
-        key, request, certificate, both, names = (
-            self._folder / f"{name}{end}" for end in (".key", ".csr", ".pem", "-both.pem", ".ext")
-        )
+        issued = self.find(name)
+        request, names = self._folder / f"{name}.csr", self._folder / f"{name}.ext"
         listed = ",".join(f"{'IP' if host[:1].isdigit() else 'DNS'}:{host}" for host in hosts)
         names.write_text(f"subjectAltName={listed}\n")
         subject = f"/CN={name}" + (f"/OU={unit}" if unit else "")
         run_openssl(
-            "req", "-new", *KEY, "-subj", subject, "-keyout", str(key), "-out", str(request)
+            "req", "-new", *KEY, "-subj", subject, "-keyout", str(issued.key), "-out", str(request)
         )
         run_openssl(
-            *("x509", "-req", "-in", str(request), "-out", str(certificate)),
+            *("x509", "-req", "-in", str(request), "-out", str(issued.certificate)),
             *("-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"),
             *("-days", str(days), "-extfile", str(names)),
         )
-        both.touch(mode=0o600)
-        both.write_bytes(certificate.read_bytes() + key.read_bytes())
-        return Certificate(certificate=certificate, key=key, both=both)
+        issued.both.touch(mode=0o600)
+        issued.both.write_bytes(issued.certificate.read_bytes() + issued.key.read_bytes())
+        return issued
 
 
 def find_openssl() -> str:
@@ -132,6 +140,19 @@ class Secrets:
         )
         made.file(made.password_file.name, f"{made.password.reveal()}\n")
         return made
+
+    @classmethod
+    def load(cls, folder: Path) -> "Secrets":
+        """Return the secrets that ``make`` left in the folder."""
+        authority, password_file = Authority(folder, is_new=False), folder / "password"
+        return cls(
+            folder=folder,
+            authority=authority,
+            server=authority.find("server"),
+            client=authority.find("client"),
+            password=Secret(password_file.read_text().strip()),
+            password_file=password_file,
+        )
 
     def secure(self, spec: ClusterSpec) -> ClusterSpec:
         """Return the spec with the settings that secure its servers throughout."""

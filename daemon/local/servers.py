@@ -5,7 +5,6 @@ disk (``forceSync=no``). That is quick, and safe enough for trials: killing the 
 nothing, only a crash of the whole machine might.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from daemon.local import jars
 from daemon.local.java import Java
 from daemon.local.ports import LOOPBACK, ask, loopback_interface, replies
-from daemon.local.processes import Child
+from daemon.local.processes import Child, Found, find
 from daemon.local.spec import TICK_MS, ClusterSpec, Storage, port_of
 from ledgers.model import BookieId
 from ledgers.wire import v3
@@ -71,14 +70,29 @@ NETTY_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Starts servers. ``data``: the folder of the cluster, absolute."""
+    """Starts and finds servers. ``data``: the folder of the cluster, absolute. ``java``: None: it
+    is looked for when it is needed. ``is_bound``: the servers end with this process."""
 
     data: Path
-    java: Java
+    java: Java | None = None
+    is_bound: bool = True
+    lock: int | None = None
+    """A file descriptor that the servers keep open, and with it the lock of the folder."""
 
     @property
     def logs(self) -> Path:
         return self.data / "logs"
+
+    def find(self, name: str) -> Child | None:
+        """Return the running server of this name: ``zookeeper`` or ``bookie-PORT``."""
+        pid = find(self._mark(name))
+        log = self.logs / f"{name}.log"
+        return None if pid is None else Found(name, pid, self._mark(name), log=log)
+
+    def _mark(self, name: str) -> str:
+        """Return the argument by which a later command finds the server. A folder in a container
+        may have the same path, so its inode is part of the argument."""
+        return f"-Dbookmender.server={name}-{self.data.stat().st_ino}-{self.data}"
 
     def zookeeper(
         self,
@@ -134,10 +148,11 @@ class Servers:
     def keep_archive(self, spec: ClusterSpec) -> None:
         """Keep the class archive. Call this when the first bookie has ended normally; see
         ``jars``."""
-        jars.keep_archive(self._archive_draft, self._archive(spec))
+        if self._archive_draft.exists():
+            jars.keep_archive(self._archive_draft, self._archive(spec))
 
     def _archive(self, spec: ClusterSpec) -> Path:
-        return jars.archive_path(jars.jars_folder(spec.bookkeeper), self.java)
+        return jars.archive_path(jars.jars_folder(spec.bookkeeper), self.java or Java.find())
 
     @property
     def _archive_draft(self) -> Path:
@@ -157,10 +172,9 @@ class Servers:
         *,
         port: int,
         settings: Mapping[str, str],
-        more_jars: str = "",
     ) -> Child:
         """Start Java's AutoRecovery. ``port``: only names it in elections and locks; it does not
-        listen. ``more_jars``: a class path that follows BookKeeper's own."""
+        listen."""
         return self._spawn_bookkeeper(
             name,
             self.data / "autorecovery" / name,
@@ -168,7 +182,6 @@ class Servers:
             {**COMMON_SETTINGS, **_place_in_cluster(spec, port), **settings},
             spec=spec,
             flags=AUTORECOVERY_JVM_FLAGS,
-            more_jars=more_jars,
         )
 
     def _spawn_bookkeeper(
@@ -180,16 +193,14 @@ class Servers:
         *,
         spec: ClusterSpec,
         flags: Sequence[str],
-        more_jars: str = "",
     ) -> Child:
-        own_jars = jars.bookkeeper_classpath(spec.bookkeeper, with_rocksdb=spec.needs_rocksdb)
         return self._spawn(
             name,
             folder,
             [main_class, "--conf"],
             settings=settings,
             properties=NETTY_PROPERTIES,
-            classpath=os.pathsep.join(filter(None, (own_jars, more_jars))),
+            classpath=jars.bookkeeper_classpath(spec.bookkeeper, with_rocksdb=spec.needs_rocksdb),
             heap_mib=BOOKIE_HEAP_MIB,
             direct_mib=BOOKIE_DIRECT_MIB,
             flags=[*BOOKIE_JVM_FLAGS, *flags],
@@ -216,16 +227,18 @@ class Servers:
         logging.write_text(LOG4J_SETTINGS)
         settings_file = folder / "settings.conf"
         settings_file.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
-        command = self.java.command(
+        command = (self.java or Java.find()).command(
             [*main, str(settings_file)],
             classpath=classpath,
             heap_mib=heap_mib,
             direct_mib=direct_mib,
             temporary=temporary,
             properties={**properties, "log4j2.configurationFile": str(logging)},
-            flags=flags,
+            flags=[self._mark(name), *flags],
         )
-        return Child(name, command, log=self.logs / f"{name}.log")
+        return Child(
+            name, command, log=self.logs / f"{name}.log", is_bound=self.is_bound, keeps=self.lock
+        )
 
 
 COMMON_SETTINGS = {

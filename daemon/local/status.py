@@ -32,8 +32,8 @@ class ServerStatus(Answer, frozen=True, kw_only=True):
 
 
 class ClusterStatus(Answer, frozen=True, kw_only=True):
-    """The whole cluster. ``is_running``: True if there is a supervisor; without one all processes
-    are down. ``settings_file``: settings for a secured cluster."""
+    """The whole cluster. ``is_running``: False: all processes are
+    down. ``settings_file``: settings for a secured cluster."""
 
     version: int = 1
     is_running: bool

@@ -46,11 +46,8 @@ class Terminal:
 
     def processes(self) -> list[str]:
         """Return the command lines of the processes on this folder, without the terminal's."""
-        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        listed = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, check=True)
         return [line for line in listed.stdout.splitlines() if str(self.data) in line]
-
-    def wait_until_nothing_runs(self) -> None:
-        wait_for(lambda: not self.processes())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -222,46 +219,29 @@ def addresses(status: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.long(group="local")
-def test_no_process_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> None:
-    terminal.run("up", "--bookies", "1")
-    terminal_status = terminal.status()
-
-    os.kill(supervisor_pid(terminal), signal.SIGKILL)
-
-    terminal.wait_until_nothing_runs()
-    assert terminal_status["is_running"]
-    assert not terminal.status()["is_running"]
-    assert terminal.run("up").returncode == 0
-
-
-def supervisor_pid(terminal: Terminal) -> int:
-    """Return the process id of the servers' parent."""
-    server = terminal.status()["zookeeper"]["pid"]
-    parent = subprocess.run(
-        ["ps", "-o", "ppid=", "-p", str(server)], capture_output=True, text=True, check=True
-    )
-    return int(parent.stdout)
-
-
-@pytest.mark.long(group="local")
-@pytest.mark.parametrize(
-    ("number", "exit_code"),
-    [
-        pytest.param(signal.SIGINT, 130, id="by Ctrl-C"),
-        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="by kill -9"),
-    ],
-)
-def test_no_process_is_left_when_up_is_interrupted(
-    terminal: Terminal, number: signal.Signals, exit_code: int
-) -> None:
+def test_no_process_is_left_when_up_is_interrupted(terminal: Terminal) -> None:
     with subprocess.Popen(terminal.command("up", "--bookies", "1")) as started:
         wait_for((terminal.data / "logs" / "zookeeper.log").exists)
 
-        started.send_signal(number)
+        started.send_signal(signal.SIGINT)
 
-    assert started.returncode == exit_code
-    terminal.wait_until_nothing_runs()
-    assert terminal.data.exists() is (number is signal.SIGKILL), "no process is left to delete it"
+    assert started.returncode == 130
+    assert terminal.processes() == []
+    assert not terminal.data.exists()
+
+
+@pytest.mark.long(group="local")
+def test_a_killed_up_leaves_what_down_stops(terminal: Terminal) -> None:
+    with subprocess.Popen(terminal.command("up", "--bookies", "1")) as started:
+        wait_for(
+            lambda: any("-Dbookmender.server=zookeeper" in each for each in terminal.processes())
+        )
+
+        started.kill()
+
+    assert terminal.run("up").returncode == 2
+    assert terminal.run("down").stdout == "stopped\n"
+    assert terminal.processes() == []
 
 
 @pytest.mark.long(group="local")

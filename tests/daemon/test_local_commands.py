@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.local import commands, folder
+from daemon.local import folder
+from daemon.local.cluster import LocalCluster
 from daemon.local.commands import local
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
-from daemon.local.supervisor import SOCKET_NAME
 from ledgers.errors import SettingsError, UnavailableError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
@@ -29,11 +29,8 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_stopped_cluster_is_shown_as_down(data: Path) -> None:
-    """Also if a dead supervisor left its socket."""
     data.mkdir(parents=True)
     SPEC.save(data)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(data / SOCKET_NAME))
 
     result = run("status")
     status = json.loads(run("status", "-o", "json").output)
@@ -179,26 +176,16 @@ def test_down_does_not_delete_a_running_cluster(data: Path) -> None:
     assert ClusterSpec.load(data) == SPEC
 
 
-def test_up_refuses_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
-    error = run("up", "--foreground", "--data", str(tmp_path / ("x" * 120))).exception
-
-    assert isinstance(error, SettingsError)
-    assert "too long" in str(error)
-
-
-@pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
-def test_up_reports_a_folder_that_it_cannot_create(tmp_path: Path, arguments: list[str]) -> None:
+def test_up_reports_a_folder_that_it_cannot_create(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    error = run(*arguments, "--data", str(tmp_path / "file" / "data")).exception
+    error = run("up", "--data", str(tmp_path / "file" / "data")).exception
 
     assert isinstance(error, SettingsError)
     assert "cannot make the folder" in str(error)
 
 
-def test_up_in_the_background_reports_its_supervisors_error(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_without_java_creates_no_folder(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(data))  # without Java
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
@@ -218,7 +205,7 @@ def test_a_refused_up_deletes_a_folder_that_it_created(
         data.mkdir(parents=True)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        error = run("up", "--foreground", "--port", str(taken.getsockname()[1])).exception
+        error = run("up", "--port", str(taken.getsockname()[1])).exception
 
     assert isinstance(error, SettingsError)
     assert "is used by another process. End that process, or choose another port (--port)" in str(
@@ -231,22 +218,22 @@ def test_a_refused_up_deletes_a_folder_that_it_created(
     "kept",
     [
         pytest.param("cluster.json", id="a cluster"),
-        pytest.param("logs/supervisor.log", id="a log with the error"),
+        pytest.param("logs/zookeeper.log", id="a log with the error"),
         pytest.param("notes", id="another file"),
     ],
 )
 def test_a_failed_start_deletes_nothing_that_is_needed(
     data: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
-    def fail(data: Path, options: object, **callbacks: object) -> None:
+    def fail(data: Path, **options: object) -> None:
         folder.make(data / "logs")
-        (data / "logs" / "supervisor.log").touch()
+        (data / "logs" / "zookeeper.log").touch()
         (data / kept).write_text("x")
         raise UnavailableError("a server is not ready")
 
-    monkeypatch.setattr(commands, "supervise", fail)
+    monkeypatch.setattr(LocalCluster, "start", fail)
 
-    assert isinstance(run("up", "--foreground").exception, UnavailableError)
+    assert isinstance(run("up").exception, UnavailableError)
     assert (data / kept).exists()
 
 
@@ -259,13 +246,11 @@ def test_a_failed_start_deletes_nothing_that_is_needed(
         pytest.param(("notes",), "the cluster in DATA is stopped", id="another program's"),
     ],
 )
-@pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
 def test_an_interrupted_up_cleans_up_or_says_what_is_left(
     data: Path,
     monkeypatch: pytest.MonkeyPatch,
     before: tuple[ClusterSpec | str, ...] | None,
     said: str,
-    arguments: list[str],
 ) -> None:
     for each in () if before is None else ("", *before):
         data.mkdir(parents=True, exist_ok=True)
@@ -273,10 +258,9 @@ def test_an_interrupted_up_cleans_up_or_says_what_is_left(
             each.save(data)
         elif each:
             (data / each).touch()
-    for begin in ("supervise", "start_detached"):
-        monkeypatch.setattr(commands, begin, begin_and_be_interrupted)
+    monkeypatch.setattr(LocalCluster, "start", begin_and_be_interrupted)
 
-    result = run(*arguments)
+    result = run("up")
 
     assert result.exit_code == 1  # by click; 130 through ``cli.main``
     assert said.replace("DATA", str(data)) in result.stderr
@@ -287,7 +271,7 @@ def test_an_interrupted_up_cleans_up_or_says_what_is_left(
         assert left >= {"cluster.json" if each is SPEC else each for each in before}
 
 
-def begin_and_be_interrupted(data: Path, options: object, **callbacks: object) -> None:
+def begin_and_be_interrupted(data: Path, **options: object) -> None:
     (data / "bookies" / "20002" / "ledgers").mkdir(parents=True)
     (data / "logs").mkdir()
     (data / "logs" / "zookeeper.log").write_text("it began")
@@ -301,7 +285,7 @@ def test_up_refuses_a_folder_locked_by_another_program(
     monkeypatch.setattr(Java, "find", lambda: None)
 
     with folder.lease(data):
-        error = run("up", "--foreground").exception
+        error = run("up").exception
 
     assert isinstance(error, SettingsError)
     assert "is running already" in str(error)

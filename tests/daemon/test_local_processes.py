@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.local.processes import LAUNCHER, Child, rss_bytes, stop_all, wait_until
+from daemon.local.processes import LAUNCHER, Child, Found, find, rss_bytes, stop_all, wait_until
 from ledgers.errors import UnavailableError
 
 TIMEOUT_S = 60.0
@@ -170,3 +170,19 @@ def test_memory_is_known_only_of_a_running_process() -> None:
     assert own_bytes is not None
     assert own_bytes > 1 << 20
     assert rss_bytes(2**22 + 1) is None  # above the highest process id
+
+
+def test_an_unbound_child_is_found_by_its_argument(tmp_path: Path) -> None:
+    mark = f"-Dserver={tmp_path}"
+    child = Child("child", [*SLEEPER, mark], log=tmp_path / "log", is_bound=False)
+    pid = find(mark)
+    assert pid == child.pid
+    found = Found("child", pid, mark, log=tmp_path / "log")
+
+    assert found.is_running
+    assert find(mark[:-1]) is None
+    found.kill()
+
+    assert not found.is_running
+    assert child.wait(timeout_s=TIMEOUT_S)
+    assert find(mark) is None
