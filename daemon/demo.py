@@ -55,7 +55,8 @@ try commands. Without make: `bookmender demo --keep`."""
 KEPT = """
 It runs until Ctrl-C, which deletes it. Its page: {page}
 For commands in another terminal:
-  export BOOKMENDER_METADATA_SERVICE_URI={uri}
+  export BOOKMENDER_METADATA_SERVICE_URI=\\
+{uri}
   {command} status"""
 
 
@@ -174,7 +175,7 @@ class Demo:
             )
             self.say(
                 f"starting {', '.join(node.name for node in self.nodes)}; writing "
-                f"{self.ledger_count} ledgers, {LEFT_OPEN} of which stay open"
+                f"{self.ledger_count} ledgers, {LEFT_OPEN} left open"
             )
             await workload.write(self.ledger_count, open_count=LEFT_OPEN)
             leader = await self._wait_for_nodes(session)
@@ -278,8 +279,8 @@ class Demo:
             f"open ledgers ({GRACE_S:g} s)",
             "checked": f"{good:,} of the {expected:,} copies in the {len(closed)} closed ledgers "
             f"are good\n{'':9}{entries:,} entries read as by an application, and compared",
-            "open": f"{len(proofs) - len(closed)} of the {LEFT_OPEN} open ledgers, which have no "
-            "copy on the killed bookie",
+            "open": f"{len(proofs) - len(closed)} of the {LEFT_OPEN} open ledgers stay so: the "
+            "killed bookie had no copy",
         }
         click.echo()
         for name, text in figures.items():

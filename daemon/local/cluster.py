@@ -57,6 +57,8 @@ class LocalCluster:
         self._zookeeper: Child | None = None
         self._bookies: dict[BookieId, Child] = {}
         self._autorecoveries: list[Child] = []
+        self._was_ready = False
+        """Otherwise the class archive of the first bookie has few classes."""
 
     @classmethod
     def start(
@@ -114,6 +116,7 @@ class LocalCluster:
                 wanted = [b for b in cluster.bookies if not cluster._is_dismissed(b, tree)]
             cluster._start_bookies(wanted)
             undoing.pop_all()
+            cluster._was_ready = True
         return cluster
 
     @classmethod
@@ -133,7 +136,7 @@ class LocalCluster:
         secrets = Secrets.load(data / FOLDER) if spec.is_secured else None
         processes = servers.Servers(data=data, is_bound=False)
         found = cls(processes, spec, lambda event: None, secrets)
-        found._zookeeper = processes.find("zookeeper")
+        found._zookeeper, found._was_ready = processes.find("zookeeper"), True
         for bookie in spec.bookies:
             if child := processes.find(f"bookie-{port_of(bookie)}"):
                 found._bookies[bookie] = child
@@ -295,7 +298,7 @@ class LocalCluster:
         if self._zookeeper is not None:
             stop_all([self._zookeeper], timeout_s=timeout_s)
         first = self._bookies.get(self.bookies[0])
-        if first is not None and not first.was_killed:
+        if self._was_ready and first is not None and not first.was_killed:
             self._servers.keep_archive(self._spec)
         self.release()
 
