@@ -377,6 +377,8 @@ _HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
 
 
 LAYOUT = "LAYOUT"
+RESTORING = "underreplication/bookmender/restoring"
+"""Exists below the root while the metadata is restored from an archive (``archive.restore``)."""
 WITHOUT_LAYOUT = ("INSTANCEID", "available", "cookies")
 """Together these znodes prove a cluster without LAYOUT: Pulsar's metadata driver writes none."""
 
@@ -394,6 +396,12 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
     roots = [root for root in (uri.root, uri.pulsar_root) if root]
     found: dict[str, set[str]] = {}
     for root in roots:
+        if await store.exists(f"{root}/{RESTORING}") is not None:
+            raise UnavailableError(
+                f"the cluster at {root} of {uri.hosts} is being restored from an archive. Wait "
+                "until that is done, or repeat the restore if it was killed: bookmender archive "
+                "restore cluster"
+            )
         names: set[str] = set()
         # LAYOUT last again: BookKeeper's own bookies create it before their cookies.
         for name in (LAYOUT, *WITHOUT_LAYOUT, LAYOUT):

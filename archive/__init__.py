@@ -1,0 +1,8 @@
+"""The archive of all ledger metadata, outside the cluster, and its restore.
+
+- ``format``: the files of an archive, and the records in them.
+- ``places``: where an archive is: a directory, or an object store.
+- ``znodes``: which znodes are archived besides ledgers.
+- ``archiver``: writes the archive, as a reader of the change feed.
+- ``reading``: the points in time that an archive has, and the state at each.
+"""

@@ -1,0 +1,497 @@
+"""Writes the archive: follows the change feed, and reads the metadata of what changed.
+
+A round reads the changes between two checkpoints, then the bytes of these ledgers from ZooKeeper,
+and writes them as a segment. The archive itself says how far it is, so a round that was killed is
+repeated by any other node.
+
+A base is written beside the segments, a page a round. The first base reads all ledgers that the
+feed has from ZooKeeper; they may change meanwhile, but then a segment has the later version. So a
+base is complete when the segments have passed everything that its pages have. Later bases are made
+of the archive alone. Afterwards what only older points need is deleted.
+
+The archive begins again with a base if the feed does not have the changes after its end: another
+feed began, or the archive paused for longer than the retention of the feed. Earlier points stay.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Protocol, TypeVar
+
+import structlog
+from msgspec.structs import replace
+from prometheus_client import Counter, Gauge
+
+from archive.format import (
+    DATA_BYTES_MAX,
+    RECORDS_MAX,
+    SHA_BYTES,
+    FileKind,
+    Header,
+    Record,
+    encode_file,
+    file_name,
+    ledger_record,
+)
+from archive.places import Place, TakenError
+from archive.reading import Archive, NoSuchPointError, Point
+from archive.znodes import read_znodes
+from checkpoints.batches import (
+    Batch,
+    BatchReader,
+    ChangesLostError,
+    LedgerChange,
+    Offset,
+    batch_between,
+    latest_offset,
+)
+from checkpoints.chain import FeedChain, read_chain
+from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
+from checkpoints.model import CheckpointId, Key, Version
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, NoNodeError, UnauthorizedError, UnavailableError
+from ledgers.manager import LedgerManager
+from ledgers.store import MetadataStore
+from ledgers.tasks import in_daemon_thread
+from replication.znodes import ClusterPaths
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+ROUND_S: Final = 0.5
+"""Shortest time between two segments."""
+QUIET_S: Final = 60.0
+"""Without changes, a segment says this often that nothing changed."""
+ZNODES_S: Final = 60.0
+"""How often the znodes besides the ledgers are read."""
+READS_AT_ONCE: Final = 128
+TRIES, RETRY_S = 5, 1.0
+"""How often a file is written before the archiver gives up for a while."""
+PAGE_RECORDS: Final = 2_000
+"""Ledgers of one page: the next segment waits while a page is read."""
+CHANGES_OF_BASE_LEAST: Final = 200_000
+"""A new base is written after this many changes, or as many as the last base has records, if these
+are more. It bounds how long a restore reads, and what a node keeps in memory for the next base."""
+BASES_OF_RETENTION: Final = 4
+"""A new base is due after this part of the retention: what is older than a base can be deleted."""
+DELETED_AT_ONCE: Final = 200
+
+FILES = Counter("bookmender_archive_files_total", "Files that this node added to the archive.")
+BYTES = Counter("bookmender_archive_bytes_total", "Bytes that this node added to the archive.")
+LAST_CHECKPOINT = Gauge(
+    "bookmender_archive_last_checkpoint_timestamp_seconds",
+    "Time up to which this node has archived all changes. 0 on nodes that do not archive.",
+)
+
+
+class FeedDisabledError(BookmenderError):
+    """The change feed is disabled, so there is nothing to archive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOptions:
+    """``includes``: further trees of znodes, as absolute paths. ``retention_s``: how long points
+    are kept."""
+
+    includes: tuple[str, ...] = ()
+    retention_s: float = 30 * 86_400.0
+
+
+class InThread(Protocol):
+    async def __call__(self, call: Callable[[], T], /) -> T: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Base:
+    """A base that is being written. ``begin``: the checkpoint before its first page."""
+
+    begin: CheckpointId
+    pages: AsyncGenerator[list[Record], None]
+    first_page: int = 0
+    record_count: int = 0
+    newest: Version = 0
+    """The highest version of a ledger in its pages."""
+    is_read: bool = False
+
+
+@dataclass(kw_only=True)
+class Archiver:
+    """Writes the archive in one place. One task of one node may run it; another writer is noticed,
+    and ends this one with TakenError."""
+
+    store: MetadataStore
+    manager: LedgerManager
+    bookies: Bookies
+    clock: Clock
+    place: Place
+    options: ArchiveOptions = field(default_factory=ArchiveOptions)
+    on_round: Callable[[], Awaitable[None]]
+    """Called after each round."""
+    in_thread: InThread = in_daemon_thread
+    """Runs a call that blocks."""
+    position: Offset | None = field(default=None, init=False)
+    """Everything up to here is archived; None: a base must be begun."""
+    time_ms: int = field(default=0, init=False)
+    """The time of this checkpoint, wall clock."""
+    number: int = field(default=0, init=False)
+    """The number of the last file."""
+    base: Header | None = field(default=None, init=False)
+    """The newest complete base."""
+    denied_count: int = field(default=0, init=False)
+    """Changes that are not archived, because an ACL hides the ledger."""
+    _sha256: str = field(default="", init=False)
+    """Of the last file."""
+    _is_exact: bool = field(default=True, init=False)
+    _since_base: int = field(default=0, init=False)
+    _writing: _Base | None = field(default=None, init=False)
+    _znodes: dict[Key, Record] = field(default_factory=dict, init=False)
+    """The other znodes as they are archived."""
+    _znodes_s: float = field(default=-math.inf, init=False)
+    _written_s: float = field(default=-math.inf, init=False)
+    _obsolete: list[int] = field(default_factory=list, init=False)
+    """Files to delete, the last number first."""
+
+    def __post_init__(self) -> None:
+        self._archive = Archive(self.place)
+        self._paths = ClusterPaths.below(self.manager.root)
+        self._feed = FeedLedgers(self.manager, self.bookies, self.clock)
+        self._batches = BatchReader(
+            store=self.store,
+            paths=self._paths,
+            manager=self.manager,
+            bookies=self.bookies,
+            clock=self.clock,
+        )
+
+    @property
+    def base_record_count(self) -> int | None:
+        """Records of the base that is being written; None: there is none."""
+        return None if self._writing is None else self._writing.record_count
+
+    async def run(self) -> None:
+        """Archive until cancelled. Raises TakenError if another writer is active,
+        FeedDisabledError, UnavailableError, CorruptionError, SessionLostError."""
+        await self.in_thread(self._resume)
+        try:
+            while True:
+                began_s = self.clock.now_s()
+                await self._round()
+                await self.on_round()
+                if self._writing is None:
+                    await self.clock.sleep(max(0.0, began_s + ROUND_S - self.clock.now_s()))
+        finally:
+            LAST_CHECKPOINT.set(0)
+            await self._give_up_base()
+
+    def _resume(self) -> None:
+        """Find out how far the archive is. Segments after a gap belong to no point, so then a base
+        is begun."""
+        if (head := self._archive.head()) is None:
+            return
+        self.number, self._sha256 = head.header.number, head.sha256
+        try:
+            point = self._archive.point(is_exact=False)
+        except NoSuchPointError:
+            return
+        end = point.header
+        self.base, self.time_ms = point.base, end.time_ms
+        self.position = Offset(generation=end.generation, checkpoint=end.end, log=end.log)
+        self._is_exact, self._since_base = end.is_exact, end.since_base
+        records = self._archive.state(point)
+        self._znodes = {record.key: record for record in records if record.ledger_id is None}
+
+    # --- Segments ---------------------------------------------------------------------------------
+
+    async def _round(self) -> None:
+        chain, at, time_ms = await self._end_of_feed()
+        if self.position is not None:
+            try:
+                at = latest_offset(self.position, at, chain=chain)
+                batch = batch_between(self.position, at, may_lose=False, chain=chain)
+                await self._write_segment(batch, at, time_ms)
+            except ChangesLostError as error:
+                log.warning("archive.begun_again", reason=str(error))
+                self.position = None
+        if self.position is None:
+            await self._give_up_base()
+            self.position, self.time_ms, self._since_base = at, time_ms, 0
+            self._writing = _Base(begin=at.checkpoint, pages=self._scan(chain))
+        await self._write_base()
+        await self.in_thread(self._delete_obsolete)
+        LAST_CHECKPOINT.set(self.time_ms / 1000)
+
+    async def _end_of_feed(self) -> tuple[FeedChain, Offset, int]:
+        """Return the feed, its last checkpoint, and the time of that."""
+        stored = await read_chain(self.store, self._paths)
+        if stored.error is not None:
+            raise stored.error
+        chain = stored.value
+        if chain is None or not chain.is_enabled:
+            raise FeedDisabledError(
+                "the change feed is disabled, and the archive is made of it. Enable it: "
+                "bookmender feed enable"
+            )
+        async with aclosing(self._feed.log_backwards(chain.logs)) as checkpoints:
+            last = await anext(checkpoints, None)
+        if last is None:
+            return chain, Offset(generation=chain.generation, checkpoint=0), chain.changed_ms
+        log_id = chain.log_of(last.id)
+        at = Offset(generation=chain.generation, checkpoint=last.id, log=log_id)
+        return chain, at, last.time_ms
+
+    async def _write_segment(self, batch: Batch, at: Offset, time_ms: int) -> None:
+        """Archive the changes of the batch, and other znodes that changed."""
+        assert self.position is not None
+        records, is_exact, written = list[Record](), True, 0
+        end = None if batch.is_empty else batch.end
+        async with aclosing(self._batches.read(batch)) as parts:
+            async for changes in parts:
+                for start in range(0, len(changes), READS_AT_ONCE):
+                    some = changes[start : start + READS_AT_ONCE]
+                    for change, record in zip(some, await self._read_changes(some), strict=True):
+                        if record is None:
+                            is_exact = False
+                            continue
+                        records.append(record)
+                        was_deleted = record.data is None and not change.is_deleted
+                        is_exact &= record.version <= batch.end and not was_deleted
+                    if _is_full(records):
+                        await self._add_segment(records, self.position, self.time_ms)
+                        records, written = [], written + len(records)
+        records += await self._changed_znodes(at)
+        now_s = self.clock.now_s()
+        if records or written or (end and now_s - self._written_s >= QUIET_S):
+            self._is_exact = is_exact if end else self._is_exact
+            await self._add_segment(records, at, time_ms)
+            self._written_s = now_s
+        self.position, self.time_ms = at, time_ms
+
+    async def _add_segment(self, records: Sequence[Record], end: Offset, time_ms: int) -> None:
+        assert self.position is not None
+        self._since_base += len(records)
+        await self._add(
+            FileKind.SEGMENT,
+            records,
+            begin=self.position.checkpoint,
+            end=end,
+            time_ms=time_ms,
+            is_exact=self._is_exact,
+        )
+
+    async def _read_changes(self, changes: Sequence[LedgerChange]) -> list[Record | None]:
+        """Return the metadata of these ledgers, not older than the changes. A ledger may have been
+        deleted since. None: an ACL hides it."""
+        wanted = {each.ledger_id: each.version for each in changes if not each.is_deleted}
+        found = await self._read_ledgers(list(wanted))
+        behind = [i for i, version in wanted.items() if i in found and found[i].version < version]
+        if behind:  # this server may be behind the feed
+            await self.manager.sync(behind[0])
+            found |= await self._read_ledgers(behind)
+        self.denied_count += len(wanted) - len(found)
+        records: list[Record | None] = []
+        for change in changes:
+            version, record = change.version, found.get(change.ledger_id)
+            if change.is_deleted:
+                record = ledger_record(change.ledger_id, version=version, data=None)
+            elif record is not None:
+                record = replace(record, version=max(record.version, version))
+            records.append(record)
+        return records
+
+    async def _read_ledgers(self, ledger_ids: Sequence[int]) -> dict[int, Record]:
+        """Return the present metadata, readable or not, without ledgers that an ACL hides. A ledger
+        that does not exist has version 0."""
+        found = {}
+        replies = await self.store.get_each(list(map(self.manager.path, ledger_ids)))
+        for ledger_id, reply in zip(ledger_ids, replies, strict=True):
+            if isinstance(reply, NoNodeError):
+                found[ledger_id] = ledger_record(ledger_id, version=0, data=None)
+            elif not isinstance(reply, UnauthorizedError):
+                data, stat = reply
+                found[ledger_id] = ledger_record(ledger_id, version=stat.mzxid, data=data)
+        return found
+
+    async def _changed_znodes(self, at: Offset) -> list[Record]:
+        """Return the other znodes that changed since they were archived, once in a while."""
+        now_s = self.clock.now_s()
+        if now_s - self._znodes_s < ZNODES_S:
+            return []
+        self._znodes_s = now_s
+        znodes = read_znodes(self.store, self.manager.root, self.options.includes)
+        found = {record.key: record async for record in znodes}
+        changed = [each for key, each in found.items() if self._znodes.get(key) != each]
+        gone = [each for key, each in self._znodes.items() if key not in found]
+        self._znodes = found
+        return changed + [
+            replace(each, version=max(each.version + 1, at.checkpoint), data=None) for each in gone
+        ]
+
+    # --- Bases ------------------------------------------------------------------------------------
+
+    async def _write_base(self) -> None:
+        """Write the next page of a base, or complete it."""
+        assert self.position is not None
+        if self._writing is None and self._is_base_due():
+            point = await self.in_thread(lambda: self._archive.point(is_exact=False))
+            pages = self._pages_of(point)
+            self._writing = _Base(begin=self.position.checkpoint, pages=pages)
+        if (base := self._writing) is None:
+            return
+        if not base.is_read:
+            page = await anext(base.pages, None)
+            base.is_read = page is None
+            if page is not None:
+                await self._add_page(base, page)
+            return
+        if self.position.checkpoint < base.newest:
+            await self.clock.sleep(ROUND_S)  # its checkpoint comes
+            return
+        self.base = await self._add(
+            FileKind.BASE,
+            (),
+            begin=base.begin,
+            end=self.position,
+            time_ms=self.time_ms,
+            is_exact=self._is_exact,
+            first_page=base.first_page,
+            total_count=base.record_count,
+        )
+        self._writing, self._since_base = None, 0
+        log.info("archive.base_written", number=self.number, record_count=base.record_count)
+        self._obsolete = await self.in_thread(self._find_obsolete)
+
+    async def _add_page(self, base: _Base, page: list[Record]) -> None:
+        header = await self._add(
+            FileKind.PAGE,
+            page,
+            begin=base.begin,
+            end=self.position,
+            time_ms=self.time_ms,
+            first_page=base.first_page,
+        )
+        base.first_page = base.first_page or header.number
+        base.record_count += len(page)
+        versions = (record.version for record in page if record.ledger_id is not None)
+        base.newest = max(base.newest, *versions, 0)
+
+    def _is_base_due(self) -> bool:
+        if self.base is None or not self._since_base:
+            return False
+        age_s = (self.clock.wall_ms() - self.base.time_ms) / 1000
+        return (
+            self._since_base >= max(CHANGES_OF_BASE_LEAST, self.base.total_count)
+            or age_s >= self.options.retention_s / BASES_OF_RETENTION
+        )
+
+    async def _scan(self, chain: FeedChain) -> AsyncGenerator[list[Record], None]:
+        """Yield all that exists, read from ZooKeeper."""
+        znodes = read_znodes(self.store, self.manager.root, self.options.includes)
+        self._znodes = {record.key: record async for record in znodes}
+        self._znodes_s = self.clock.now_s()
+        others = list(self._znodes.values())
+        for start in range(0, max(1, len(others)), PAGE_RECORDS):
+            yield others[start : start + PAGE_RECORDS]
+        published = await PublishedVersions.read(chain, self._feed)
+        ledger_ids = array("q", sorted(published.ledger_ids()))
+        del published
+        for start in range(0, len(ledger_ids), PAGE_RECORDS):
+            page: list[Record] = []
+            some = ledger_ids[start : start + PAGE_RECORDS]
+            for first in range(0, len(some), READS_AT_ONCE):
+                wanted = some[first : first + READS_AT_ONCE]
+                found = await self._read_ledgers(wanted)
+                self.denied_count += len(wanted) - len(found)
+                page += [record for record in found.values() if record.data is not None]
+            yield page
+
+    async def _pages_of(self, point: Point) -> AsyncGenerator[list[Record], None]:
+        """Yield the state that the archive has of a point."""
+        records = self._archive.state(point)
+        while page := await self.in_thread(lambda: list(islice(records, PAGE_RECORDS))):
+            yield page
+
+    async def _give_up_base(self) -> None:
+        if self._writing is not None:
+            await self._writing.pages.aclose()
+            self._writing = None
+
+    # --- Files ------------------------------------------------------------------------------------
+
+    async def _add(
+        self,
+        kind: FileKind,
+        records: Sequence[Record],
+        *,
+        begin: CheckpointId,
+        end: Offset | None,
+        time_ms: int,
+        is_exact: bool = True,
+        first_page: int = 0,
+        total_count: int = 0,
+    ) -> Header:
+        """Add a file. A page without ``first_page`` is the first one."""
+        assert end is not None
+        number = self.number + 1
+        header = Header(
+            kind=kind,
+            number=number,
+            previous=self._sha256,
+            generation=end.generation,
+            begin=begin,
+            end=end.checkpoint,
+            time_ms=time_ms,
+            is_exact=is_exact,
+            first_page=first_page or (number if kind is FileKind.PAGE else 0),
+            total_count=total_count,
+            base=0 if self.base is None else self.base.number,
+            since_base=self._since_base,
+            log=end.log,
+        )
+
+        data = await self.in_thread(lambda: encode_file(header, records))
+        await self._create(file_name(number), data)
+        self.number, self._sha256 = number, data[-SHA_BYTES:].hex()
+        FILES.inc()
+        BYTES.inc(len(data))
+        return header
+
+    async def _create(self, name: str, data: bytes) -> None:
+        """Write a file. A failed try may have written it."""
+        for left in reversed(range(TRIES)):
+            try:
+                return await self.in_thread(lambda: self.place.create(name, data))
+            except TakenError:
+                if await self.in_thread(lambda: self.place.read(name)) == data:
+                    return None
+                raise
+            except UnavailableError:
+                if not left:
+                    raise
+            await self.clock.sleep(RETRY_S)
+        return None
+
+    def _find_obsolete(self) -> list[int]:
+        """Return the files that only points older than the retention need."""
+        kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
+        for base in self._archive.bases():
+            if base.time_ms <= kept_ms:
+                return [n for n in reversed(self._archive.numbers()) if n < base.first_page]
+        return []
+
+    def _delete_obsolete(self) -> None:
+        for _ in range(min(DELETED_AT_ONCE, len(self._obsolete))):
+            self.place.delete(file_name(self._obsolete[-1]))
+            self._obsolete.pop()
+
+
+def _is_full(records: Sequence[Record]) -> bool:
+    if len(records) >= RECORDS_MAX:
+        return True
+    return sum(len(record.data or b"") for record in records) >= DATA_BYTES_MAX

@@ -1,0 +1,162 @@
+"""The files of an archive, and what is in them.
+
+An archive is a chain of files with ascending numbers. Each file names the SHA-256 of the file
+before it, and ends with its own. So a file that is missing, cut or changed is found, and two
+writers cannot both add the next file (``places``). There are three kinds:
+
+- A *segment* has what changed after one checkpoint of the feed, up to another.
+- A *page* has a part of the state that a base consists of.
+- A *base* ends the pages of a base. Only with it do they count.
+
+A *record* is one object: a ledger, or another znode. The record with the highest version is the
+latest. A deleted object has a record without data.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from checkpoints.model import CheckpointId, Key, LogId, Version, ledger_id_of, ledger_key
+from ledgers.errors import CorruptionError
+
+FORMAT: Final = 1
+RECORDS_MAX: Final = 8_000
+"""Records of one file."""
+DATA_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of records in one file, unless a single record is larger."""
+SHA_BYTES: Final = 32
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A file that would unpack to more is no file of an archive."""
+_MAGIC: Final = b"bookmender archive\n"
+_LENGTH = struct.Struct(">I")
+_NAME = re.compile(r"([0-9]{12})\.bma")
+
+
+class Record(Struct, frozen=True, array_like=True, gc=False):
+    """An object at one version. ``version``: the zxid of its last change. ``data``: the bytes of
+    its znode; None if it was deleted."""
+
+    key: Key
+    version: Version
+    data: bytes | None
+
+    @property
+    def ledger_id(self) -> int | None:
+        """The ledger; None if the object is another znode."""
+        return ledger_id_of(self.key)
+
+    @property
+    def path(self) -> str | None:
+        """The path of another znode: relative to the ledgers root, or absolute if it is not below
+        it. None if the object is a ledger."""
+        return self.key[1:].decode() if self.key.startswith(b"Z") else None
+
+    def __repr__(self) -> str:  # without the data, which may hold a ledger's password
+        return f"Record({self.key!r}, {self.version:#x})"
+
+
+def znode_key(path: str) -> Key:
+    """Return the key of a znode that is no ledger. ``path``: as ``Record.path``."""
+    return b"Z" + path.encode()
+
+
+class FileKind(enum.Enum):
+    SEGMENT = "segment"
+    PAGE = "page"
+    BASE = "base"
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a file says of itself.
+
+    ``number``: of the file, from 1. ``previous``: SHA-256 of the file before, hexadecimal; empty
+    for the first. ``generation``: of the feed; checkpoints of different generations have nothing in
+    common. ``begin``, ``end``: of a segment, the checkpoints that it begins after and ends with; of
+    a base, the checkpoints before and after its pages were read. ``time_ms``: of the checkpoint
+    ``end``, wall clock of the leader. ``is_exact``: False if a ledger changed again before its
+    metadata was read, so that the state at ``end`` has a later version of it. A segment that ends
+    where it begins is a part of the one that follows. ``first_page``: of a page or base, the number
+    of the first page. ``total_count``: of a base, the records of its pages. ``base``: the number of
+    the newest base before this file; 0 for none. ``since_base``: records of segments since then.
+    ``log``: the ledger of the feed's log that has the checkpoint ``end``.
+    """
+
+    format: int = FORMAT
+    kind: FileKind
+    number: int
+    previous: str
+    generation: int
+    begin: CheckpointId
+    end: CheckpointId
+    time_ms: int
+    is_exact: bool = True
+    record_count: int = 0
+    first_page: int = 0
+    total_count: int = 0
+    base: int = 0
+    since_base: int = 0
+    log: LogId | None = None
+
+
+def file_name(number: int) -> str:
+    return f"{number:012d}.bma"
+
+
+def number_of(name: str) -> int | None:
+    """Return the number in the name of a file; None if it is no file of the chain."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def encode_file(header: Header, records: Sequence[Record]) -> bytes:
+    """Return the bytes of a file, which end with their SHA-256."""
+    about = msgspec.json.encode(msgspec.structs.replace(header, record_count=len(records)))
+    packed = zlib.compress(msgspec.msgpack.encode(records), 6)
+    content = b"".join((_MAGIC, _LENGTH.pack(len(about)), about, packed))
+    return content + hashlib.sha256(content).digest()
+
+
+def decode_header(data: bytes, *, name: str) -> tuple[Header, str, bytes]:
+    """Return the header, the SHA-256 of the file, and the packed records. ``name``: for errors.
+    Raises CorruptionError if a byte is missing or was changed."""
+    content, digest = data[:-SHA_BYTES], data[-SHA_BYTES:]
+    if not content.startswith(_MAGIC) or hashlib.sha256(content).digest() != digest:
+        raise CorruptionError(
+            "a file of the archive was cut or changed, or is none of ours", name=name
+        )
+    start = len(_MAGIC) + _LENGTH.size
+    (length,) = _LENGTH.unpack(content[len(_MAGIC) : start])
+    try:
+        header = msgspec.json.decode(content[start : start + length], type=Header)
+    except ValueError as error:
+        raise CorruptionError("unreadable header of an archive's file", name=name) from error
+    if header.format != FORMAT:
+        raise CorruptionError(
+            f"the archive has format {header.format}, and this release reads {FORMAT}", name=name
+        )
+    return header, digest.hex(), content[start + length :]
+
+
+def decode_records(packed: bytes, *, name: str) -> list[Record]:
+    """Return the records of a file. Raises CorruptionError."""
+    try:
+        unpacker = zlib.decompressobj()
+        unpacked = unpacker.decompress(packed, FILE_BYTES_MAX)
+        if not unpacker.eof:
+            raise CorruptionError("a file of the archive is incomplete or too large", name=name)
+        return msgspec.msgpack.decode(unpacked, type=list[Record])
+    except (zlib.error, ValueError) as error:
+        raise CorruptionError("unreadable records of an archive's file", name=name) from error
+
+
+def ledger_record(ledger_id: int, *, version: Version, data: bytes | None) -> Record:
+    return Record(ledger_key(ledger_id), version, data)

@@ -1,0 +1,189 @@
+"""Reads an archive: its points in time, and the state of the metadata at one of them.
+
+The methods block. ``state`` needs memory for what changed after the base that it begins with, and
+not for all ledgers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from archive.format import (
+    FileKind,
+    Header,
+    Record,
+    decode_header,
+    decode_records,
+    file_name,
+    number_of,
+)
+from archive.places import Place
+from checkpoints.model import CheckpointId, Key
+from ledgers.errors import BookmenderError, CorruptionError
+
+READS_AT_ONCE: Final = 16
+"""Files that are read ahead: an object store takes tens of milliseconds for each."""
+
+
+class NoSuchPointError(BookmenderError):
+    """The archive has no complete state of this moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file of the archive that was read and not cut or changed. ``sha256``: hexadecimal."""
+
+    header: Header
+    sha256: str
+    byte_count: int
+    _packed: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, data: bytes, *, number: int) -> StoredFile:
+        """Raises CorruptionError."""
+        name = file_name(number)
+        header, sha256, packed = decode_header(data, name=name)
+        if header.number != number:
+            raise CorruptionError("a file of the archive has the name of another one", name=name)
+        return cls(header=header, sha256=sha256, byte_count=len(data), _packed=packed)
+
+    def records(self) -> list[Record]:
+        """Raises CorruptionError."""
+        return decode_records(self._packed, name=file_name(self.header.number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A moment whose state the archive has. ``base``: the base that the state begins with.
+    ``number``: of the last file that counts. ``header``: of this file."""
+
+    base: Header
+    number: int
+    header: Header
+
+
+class Archive:
+    """Reads the archive in a place."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all files, ascending."""
+        found = (number_of(name) for name in self._place.names())
+        return sorted(number for number in found if number is not None)
+
+    def file(self, number: int) -> StoredFile:
+        """Raises CorruptionError, also if the file is missing."""
+        data = self._place.read(file_name(number))
+        if data is None:
+            raise CorruptionError("a file of the archive is missing", name=file_name(number))
+        return StoredFile.parse(data, number=number)
+
+    def files(self, first: int, last: int) -> Iterator[StoredFile]:
+        """Yield these files in order, both ends inclusive. Raises CorruptionError if one is
+        missing, or does not follow the one before it."""
+        previous: str | None = None
+        numbers = iter(range(first, last + 1))
+        with ThreadPoolExecutor(READS_AT_ONCE, "archive") as pool:
+            reading: deque[Future[StoredFile]] = deque()
+            try:
+                for number in numbers:
+                    reading.append(pool.submit(self.file, number))
+                    if len(reading) < READS_AT_ONCE and number < last:
+                        continue
+                    while reading and (len(reading) == READS_AT_ONCE or number == last):
+                        stored = reading.popleft().result()
+                        if previous not in (None, stored.header.previous):
+                            raise CorruptionError(
+                                "a file of the archive does not follow the one before it",
+                                name=file_name(stored.header.number),
+                            )
+                        previous = stored.sha256
+                        yield stored
+            finally:
+                for each in reading:
+                    each.cancel()
+
+    def head(self) -> StoredFile | None:
+        """Return the last file; None if the archive is empty."""
+        numbers = self.numbers()
+        return self.file(numbers[-1]) if numbers else None
+
+    def bases(self) -> Iterator[Header]:
+        """Yield the complete bases, newest first, as long as all files that they need exist."""
+        numbers = self.numbers()
+        if not numbers:
+            return
+        head = self.file(numbers[-1]).header
+        number = head.number if head.kind is FileKind.BASE else head.base
+        while number >= numbers[0]:
+            base = self.file(number).header
+            if base.first_page < numbers[0]:  # retention has deleted a part
+                return
+            yield base
+            number = base.base
+
+    def point(
+        self,
+        *,
+        time_ms: int | None = None,
+        checkpoint: CheckpointId | None = None,
+        is_exact: bool = True,
+    ) -> Point:
+        """Return the last point that is not after this time or checkpoint; without both, the last.
+
+        ``is_exact``: only points whose state has no later version of a ledger. Raises
+        NoSuchPointError, CorruptionError.
+        """
+
+        def is_wanted(header: Header) -> bool:
+            return (time_ms is None or header.time_ms <= time_ms) and (
+                checkpoint is None or header.end <= checkpoint
+            )
+
+        last = max(self.numbers(), default=0)
+        for base in self.bases():
+            if not is_wanted(base):
+                continue
+            found, end = base, base.end
+            for stored in self.files(base.number + 1, last):
+                header = stored.header
+                if header.kind is not FileKind.SEGMENT:
+                    continue
+                if (header.generation, header.begin) != (base.generation, end):
+                    break  # a gap: the feed began again, or its retention was shorter than a pause
+                if not is_wanted(header):
+                    break
+                if header.end > end:
+                    end = header.end
+                    found = header if header.is_exact or not is_exact else found
+            return Point(base=base, number=found.number, header=found)
+        raise NoSuchPointError(
+            "the archive has no state of this moment: it begins later (bookmender archive status)"
+        )
+
+    def state(self, point: Point) -> Iterator[Record]:
+        """Yield the latest record of each object that exists at a point. Ledgers of the base come
+        first, by ascending id. Raises CorruptionError."""
+        base, changed = point.base, dict[Key, Record]()
+        for stored in self.files(base.first_page, point.number):
+            if stored.header.kind is FileKind.SEGMENT:
+                for record in stored.records():
+                    known = changed.get(record.key)
+                    if known is None or known.version < record.version:
+                        changed[record.key] = record
+        for stored in self.files(base.first_page, base.number):
+            header = stored.header
+            if header.kind is not FileKind.PAGE or header.first_page != base.first_page:
+                continue
+            for record in stored.records():
+                later = changed.pop(record.key, None)
+                latest = record if later is None or later.version < record.version else later
+                if latest.data is not None:
+                    yield latest
+        yield from (record for record in changed.values() if record.data is not None)

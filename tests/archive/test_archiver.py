@@ -1,0 +1,333 @@
+"""The archive has the metadata of each exact point as ZooKeeper had it, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Any
+
+import pytest
+
+import archive.archiver
+import archive.reading
+from archive.archiver import ArchiveOptions, Archiver, FeedDisabledError
+from archive.format import FileKind
+from archive.places import TakenError
+from archive.reading import Archive, NoSuchPointError
+from checkpoints.leader_state import FeedSettings
+from ledgers.codec.layout import Layout
+from ledgers.errors import CorruptionError, UnavailableError
+from tests.archive.places import MemoryPlace, at_once
+from tests.checkpoints.feed_cluster import ROOT, FeedCluster
+from tests.memory.store import MemoryStore
+from tests.virtual_time import run
+
+Metadata = dict[int, bytes]
+
+
+class Recorded(FeedCluster):
+    """A cluster that records what ZooKeeper had after each transaction."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.place = MemoryPlace()
+        self.states: list[tuple[int, Metadata]] = []
+        apply = self.tree.apply
+
+        def recorded(*args: Any) -> Any:
+            result = apply(*args)
+            state = self.present()
+            if not self.states or self.states[-1][1] != state:
+                self.states.append((self.tree._zxid, state))
+            return result
+
+        self.tree.apply = recorded  # type: ignore[method-assign, assignment]
+
+    def present(self) -> Metadata:
+        found = {}
+        for path, data in self.tree.snapshot().items():
+            ledger_id = Layout.HIERARCHICAL.ledger_id(ROOT, path)
+            if ledger_id is not None and data:
+                found[ledger_id] = data
+        return found
+
+    def at(self, zxid: int) -> Metadata:
+        return [state for moment, state in self.states if moment <= zxid][-1]
+
+    @asynccontextmanager
+    async def archiver(self, **options: Any) -> AsyncIterator[Archiver]:
+        """Run an archiver, again after each failure, as a node does."""
+        store = MemoryStore(self.tree)
+
+        async def nothing() -> None:
+            pass
+
+        archiver = Archiver(
+            store=store,
+            manager=self.new_manager(store),
+            bookies=self.bookies,
+            clock=self.clock,
+            place=self.place,
+            options=ArchiveOptions(**options),
+            on_round=nothing,
+            in_thread=at_once,
+        )
+
+        async def archive() -> None:
+            while True:
+                with suppress(UnavailableError, FeedDisabledError, CorruptionError):
+                    await archiver.run()
+                await self.clock.sleep(1)
+
+        task = asyncio.create_task(archive())
+        try:
+            yield archiver
+        finally:
+            task.cancel()
+            results = await asyncio.gather(task, return_exceptions=True)
+            await store.close()
+            for error in results:
+                if isinstance(error, Exception):
+                    raise error
+
+    async def wait_archived(self) -> None:
+        """Wait until the newest point has all metadata."""
+        async with asyncio.timeout(600):
+            while self.archived() != self.present():
+                await self.clock.sleep(5)
+
+    def archived(self) -> Metadata | None:
+        reading = Archive(self.place)
+        try:
+            return ledgers_of(reading, reading.point(is_exact=False))
+        except (NoSuchPointError, UnavailableError):
+            return None
+
+
+def ledgers_of(reading: Archive, point: Any) -> Metadata:
+    found = {}
+    for record in reading.state(point):
+        if record.ledger_id is not None:
+            assert record.data is not None
+            found[record.ledger_id] = record.data
+    return found
+
+
+def assert_points_are_right(cluster: Recorded) -> int:
+    """Compare each exact point with ZooKeeper at its checkpoint. Return the number of points."""
+    reading = Archive(cluster.place)
+    numbers = reading.numbers()
+    count = 0
+    for stored in reading.files(numbers[0], numbers[-1]):
+        header = stored.header
+        if header.kind is FileKind.PAGE or not header.is_exact or header.begin == header.end:
+            continue
+        try:
+            point = reading.point(checkpoint=header.end)
+        except NoSuchPointError:
+            continue
+        if point.header.end == header.end:
+            assert ledgers_of(reading, point) == cluster.at(header.end), header
+            count += 1
+    return count
+
+
+async def live(cluster: Recorded, random: Random, steps: int) -> None:
+    """Create, change and delete ledgers at random."""
+    ids: list[int] = []
+    for _ in range(steps):
+        action = random.choice(("create", "create", "change", "change", "delete", "wait"))
+        if action == "wait" or (action != "create" and not ids):
+            await cluster.clock.sleep(random.choice((0.01, 0.3, 2.0)))
+        elif action == "create":
+            ids.append(await cluster.create())
+        elif action == "change":
+            await cluster.change(random.choice(ids))
+        else:
+            await cluster.delete(ids.pop(random.randrange(len(ids))))
+
+
+@pytest.fixture(autouse=True)
+def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive.archiver, "CHANGES_OF_BASE_LEAST", 30)
+    monkeypatch.setattr(archive.archiver, "PAGE_RECORDS", 7)
+    monkeypatch.setattr(archive.reading, "READS_AT_ONCE", 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_exact_point_is_what_zookeeper_had(seed: int) -> None:
+    async def scenario() -> None:
+        random = Random(seed)
+        cluster = Recorded(seed=seed, settings=FeedSettings(roll_age_s=30))
+        await cluster.prepare()
+        async with cluster.leader(), cluster.archiver():
+            await live(cluster, random, 20)
+            await cluster.enable()
+            await live(cluster, random, 150)
+            await cluster.wait_archived()
+
+        assert assert_points_are_right(cluster) > 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_archive_goes_on_after_any_failure(seed: int) -> None:
+    async def scenario() -> None:
+        random = Random(seed)
+        cluster = Recorded(seed=seed, settings=FeedSettings(roll_age_s=30))
+        await cluster.prepare()
+        await cluster.enable()
+        cluster.place.fault = lambda method, name: random.random() < 0.05
+        async with cluster.leader():
+            for _ in range(5):  # each archiver is stopped as by a crash
+                async with cluster.archiver():
+                    await live(cluster, random, 40)
+            cluster.place.fault = lambda method, name: False
+            async with cluster.archiver():
+                await cluster.wait_archived()
+
+        assert assert_points_are_right(cluster) > 0
+
+    run(scenario())
+
+
+def test_an_archive_begins_again_with_another_feed() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 30)
+            await cluster.wait_archived()
+            before = Archive(cluster.place).point()
+            kept = ledgers_of(Archive(cluster.place), before)
+            await cluster.disable()
+            await live(cluster, Random(2), 30)
+            await cluster.enable()
+            await live(cluster, Random(3), 30)
+            await cluster.wait_archived()
+
+        reading = Archive(cluster.place)
+        assert reading.point().header.generation > before.header.generation
+        assert reading.point(time_ms=before.header.time_ms) == before
+        assert ledgers_of(reading, before) == kept
+        assert archiver.number == reading.numbers()[-1]
+
+    run(scenario())
+
+
+def test_of_two_archivers_one_ends() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver():
+            await cluster.create()
+            await cluster.wait_archived()
+            other = MemoryStore(cluster.tree)
+
+            async def nothing() -> None:
+                pass
+
+            second = Archiver(
+                store=other,
+                manager=cluster.new_manager(other),
+                bookies=cluster.bookies,
+                clock=cluster.clock,
+                place=cluster.place,
+                on_round=nothing,
+                in_thread=at_once,
+            )
+            living = asyncio.create_task(live(cluster, Random(1), 200))
+            with pytest.raises(TakenError):
+                await second.run()
+            await living
+            await cluster.wait_archived()
+
+        assert_points_are_right(cluster)
+
+    run(scenario())
+
+
+def test_points_older_than_the_retention_are_deleted() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver(retention_s=60):
+            for _ in range(8):
+                await live(cluster, Random(1), 20)
+                await cluster.clock.sleep(20)
+            await cluster.wait_archived()
+
+        reading = Archive(cluster.place)
+        oldest = [*reading.bases()][-1]
+        age_s = (cluster.clock.wall_ms() - oldest.time_ms) / 1000
+        assert 60 <= age_s < 2 * 60
+        assert reading.numbers()[0] == oldest.first_page
+        with pytest.raises(NoSuchPointError):
+            reading.point(time_ms=oldest.time_ms - 1)
+
+    run(scenario())
+
+
+def test_other_znodes_are_archived_once_a_minute() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        await cluster.store.create(f"{ROOT}/cookies/a:3181", b"cookie", with_parents=True)
+        await cluster.store.create("/managed-ledgers/topic", b"ids", with_parents=True)
+        async with cluster.leader(), cluster.archiver(includes=("/managed-ledgers",)):
+            await cluster.clock.sleep(10)
+            first = znodes_of(cluster)
+            await cluster.store.set(f"{ROOT}/LAYOUT", b"layout", version=-1)
+            await cluster.store.delete("/managed-ledgers/topic")
+            await cluster.clock.sleep(130)
+            await cluster.create()
+            await cluster.wait_archived()
+
+        assert first["cookies/a:3181"] == b"cookie"
+        assert first["/managed-ledgers/topic"] == b"ids"
+        second = znodes_of(cluster)
+        assert second["LAYOUT"] == b"layout"
+        assert "/managed-ledgers/topic" not in second
+        assert {"ids of idgen", "cookies", "/managed-ledgers"} <= second.keys()
+
+    run(scenario())
+
+
+def znodes_of(cluster: Recorded) -> dict[str, bytes]:
+    reading = Archive(cluster.place)
+    records = reading.state(reading.point())
+    return {r.path: r.data for r in records if r.path is not None and r.data is not None}
+
+
+DAMAGE: dict[str, Callable[[dict[str, bytes], str], Any]] = {
+    "missing": lambda files, name: files.pop(name),
+    "cut": lambda files, name: files.update({name: files[name][:-1]}),
+    "changed": lambda files, name: files.update({name: files[name][:40] + b"?" + files[name][41:]}),
+    "another one": lambda files, name: files.update({name: files["000000000001.bma"]}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_found(damage: str) -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver():
+            await live(cluster, Random(1), 20)
+            await cluster.wait_archived()
+        reading = Archive(cluster.place)
+        numbers = reading.numbers()
+        DAMAGE[damage](cluster.place.files, f"{numbers[-2]:012d}.bma")
+
+        with pytest.raises(CorruptionError):
+            list(reading.files(numbers[0], numbers[-1]))
+
+    run(scenario())
