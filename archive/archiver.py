@@ -98,10 +98,11 @@ class FeedDisabledError(BookmenderError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions:
     """``includes``: further trees of znodes, as absolute paths. ``retention_s``: how long points
-    are kept."""
+    are kept. ``base_ordered_ms``: a base that is older than this is followed by another."""
 
     includes: tuple[str, ...] = ()
     retention_s: float = 30 * 86_400.0
+    base_ordered_ms: int = 0
 
 
 class InThread(Protocol):
@@ -382,12 +383,13 @@ class Archiver:
         base.newest = max(base.newest, *versions, 0)
 
     def _is_base_due(self) -> bool:
-        if self.base is None or not self._since_base:
+        if self.base is None or not (self._since_base or self.options.base_ordered_ms):
             return False
         age_s = (self.clock.wall_ms() - self.base.time_ms) / 1000
-        return (
-            self._since_base >= max(CHANGES_OF_BASE_LEAST, self.base.total_count)
-            or age_s >= self.options.retention_s / BASES_OF_RETENTION
+        return bool(
+            self.base.time_ms < self.options.base_ordered_ms <= self.time_ms
+            or self._since_base >= max(CHANGES_OF_BASE_LEAST, self.base.total_count)
+            or (self._since_base and age_s >= self.options.retention_s / BASES_OF_RETENTION)
         )
 
     async def _scan(self, chain: FeedChain) -> AsyncGenerator[list[Record], None]:
@@ -453,6 +455,7 @@ class Archiver:
             base=0 if self.base is None else self.base.number,
             since_base=self._since_base,
             log=end.log,
+            root=self.manager.root,
         )
 
         data = await self.in_thread(lambda: encode_file(header, records))

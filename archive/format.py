@@ -87,7 +87,8 @@ class Header(Struct, frozen=True, kw_only=True):
     where it begins is a part of the one that follows. ``first_page``: of a page or base, the number
     of the first page. ``total_count``: of a base, the records of its pages. ``base``: the number of
     the newest base before this file; 0 for none. ``since_base``: records of segments since then.
-    ``log``: the ledger of the feed's log that has the checkpoint ``end``.
+    ``log``: the ledger of the feed's log that has the checkpoint ``end``. ``root``: the path of the
+    ledgers root.
     """
 
     format: int = FORMAT
@@ -105,6 +106,7 @@ class Header(Struct, frozen=True, kw_only=True):
     base: int = 0
     since_base: int = 0
     log: LogId | None = None
+    root: str = "/ledgers"
 
 
 def file_name(number: int) -> str:

@@ -31,6 +31,7 @@ the same after a restore of ZooKeeper (``restores``).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ from checkpoints.leader_state import (
     FeedSettings,
     LeaderState,
 )
-from checkpoints.model import NO_CHECKPOINT, CheckpointId, ledger_id_of
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, ledger_id_of
 from checkpoints.new_ledgers import NewLedgers
 from checkpoints.restores import NEXT_STEP
 from checkpoints.stalls import FeedReporter, FeedStateRecord
@@ -77,7 +78,7 @@ from ledgers.errors import (
     UnauthorizedError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.store import EventKind, MetadataStore
+from ledgers.store import EventKind, MetadataStore, children_if_any
 from ledgers.tasks import gather_in_parts, task_scope, until_answered, wait_woken, wake_on
 from ledgers.writing import LedgerWriter
 from replication.transactions import Batcher
@@ -97,6 +98,8 @@ READ_PAUSE_S = 0.01
 COMPARED_AT_ONCE = 4_096
 PARENTS_AT_ONCE = 100
 RETRY_MAX_S = 60.0
+HEARTBEAT_S = 5.0
+"""Without changes, an empty checkpoint follows this often while somebody watches the feed."""
 
 Recover = Callable[[VersionedMetadata], Awaitable[VersionedMetadata]]
 """Fences a ledger, finds its end and closes it. Raises UnavailableError if the ledger cannot be
@@ -454,9 +457,12 @@ class FeedPublisher:
                     await writer.add(b"")
                     is_confirmed = True
                     continue
-                left_s = roll_s - now_s
+                left_s = roll_s - now_s if written_bytes else math.inf
                 self._reporter.idles()
-                await wait_woken(self._state.wake, timeout_s=left_s if written_bytes else None)
+                is_woken = await wait_woken(self._state.wake, timeout_s=min(left_s, HEARTBEAT_S))
+                if not is_woken and await children_if_any(self._store, self._paths.feed_watchers):
+                    written_bytes += await self._append_empty(collector, writer, generation)
+                    is_confirmed = False
                 self._reporter.waits()
                 continue
             if next_s > now_s:
@@ -507,6 +513,24 @@ class FeedPublisher:
         LAST_CHECKPOINT.set(self._time_ms / 1000)
         self._state.log_bytes += written_bytes
         return written_bytes
+
+    async def _append_empty(
+        self, collector: ChangeCollector, writer: LedgerWriter, generation: int
+    ) -> int:
+        """Publish that nothing has changed, unless something has. Return the bytes that were
+        written."""
+        _, zxid = await self._chain_writer.change(lambda chain: chain, generation=generation)
+        await self._updater.wait_known()
+        await self._date(collector)
+        if collector.has_open or collector.is_closing or zxid <= collector.last_id:
+            return 0
+        self._time_ms = max(self._time_ms, self._clock.wall_ms())
+        (entry,) = encode_checkpoint(Checkpoint(zxid, collector.last_id, self._time_ms))
+        await writer.add(entry)
+        collector.acknowledge(zxid, ())
+        self._reporter.published(zxid, self._time_ms)
+        LAST_CHECKPOINT.set(self._time_ms / 1000)
+        return len(entry)
 
     async def _date(self, collector: ChangeCollector) -> None:
         """Give versions to deletions whose zxid is unknown: the pzxid of the nearest parent that

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from archive.keeper import ArchiveKeeper
 from auditor.absence import LossTracker, Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
@@ -321,7 +322,10 @@ async def run_auditor_session(
                 candidate=session.node,
                 clock=session.clock,
             )
+            elected = asyncio.Event()
+            tasks.create_task(_keep_archive(session, leads=elected.is_set))
             leadership = await election.win()
+            elected.set()
             tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
             if not settings.auditor.standbys_keep_ledger_map:
                 tasks.create_task(updater.run())
@@ -498,6 +502,23 @@ async def _write_feed(
             on_writing=_switch_threads_often,
         )
         await publisher.run()
+
+
+async def _keep_archive(session: Session, *, leads: Callable[[], bool]) -> None:
+    keeper = ArchiveKeeper(
+        store=session.store,
+        manager=session.manager,
+        paths=session.paths,
+        clock=session.clock,
+        node=session.node,
+        leads=leads,
+        open_bookies=lambda: open_bookies(
+            session.views.resolve,
+            reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX,
+            connector=session.connector,
+        ),
+    )
+    await keeper.run()
 
 
 def _switch_threads_often(is_writing_feed: bool) -> None:

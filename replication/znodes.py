@@ -133,6 +133,14 @@ class ClusterPaths(MarkPaths):
     """One znode for each client of the feed whose receipts are in ZooKeeper."""
     feed_followers = _Path("bookmender/feed-followers")
     """One ephemeral znode for each client of the feed that is connected."""
+    feed_watchers = _Path("bookmender/feed-watchers")
+    """Ephemeral znodes of programs that must know how old the last checkpoint is. While there is
+    one, an empty checkpoint follows every few seconds without changes."""
+    archive = _Path("bookmender/archive")
+    """The order to archive all metadata (``archive.order``)."""
+    archive_state = _Path("bookmender/archive-state")
+    archiver = _Path("bookmender/feed-watchers/archive")
+    """The node that archives."""
     fsck_executors = _Path("bookmender/fsck/executors")
     """One ephemeral znode for each executor of fsck, ``<run>.<uuid>``."""
     fsck_last = _Path("bookmender/fsck/last")

@@ -34,6 +34,7 @@ from daemon.operations.restore import (
     RecordedWrites,
     Restored,
     look_before_restoring,
+    recorded_write,
     recorded_writes,
     restore_ledger,
 )
@@ -288,10 +289,11 @@ def restore(
         writes = recorded_writes(settings, ledger_id, tell=_tell)
         echo(output, writes, _writes_text(writes))
         return
+    record = recorded_write(settings, ledger_id, time_ms, tell=_tell)
     if yes:
-        restoring = restore_ledger(settings, ledger_id, time_ms, is_forced=force, tell=_tell)
+        restoring = restore_ledger(settings, record, is_forced=force, tell=_tell)
     else:
-        restoring = look_before_restoring(settings, ledger_id, time_ms, tell=_tell)
+        restoring = look_before_restoring(settings, record, tell=_tell)
     done = asyncio.run(restoring)
     echo(output, done, _restored_text(done))
     if done.is_in_doubt and not force:

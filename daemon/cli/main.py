@@ -195,6 +195,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show or set how long a bookie may be absent.",
     ),
     "feed": ("daemon.cli.feed:feed", "Follow all changes of ledgers; miss none."),
+    "archive": ("daemon.cli.archive:archive", "Keep all metadata outside, and restore it."),
     "shell": ("daemon.cli.shell:shell", ""),
     "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),
     "config": ("daemon.cli.config:config", "Show, check or import settings."),

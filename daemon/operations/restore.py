@@ -90,10 +90,9 @@ def recorded_writes(settings: Settings, ledger_id: int, *, tell: Tell) -> Record
 
 
 async def look_before_restoring(
-    settings: Settings, ledger_id: int, time_ms: int, *, tell: Tell
+    settings: Settings, record: JournalRecord, *, tell: Tell
 ) -> Restored:
-    """Return what undoing the write would change. Raises RejectedError for an unknown write."""
-    record = _record_at(settings, ledger_id, time_ms, tell)
+    """Return what undoing the write would change."""
     async with admin_session(settings) as cluster:
         cluster_id = await read_instance_id(cluster.store, cluster.root)
         async with _open_restorer(cluster, cluster.manager, cluster_id, tell) as restorer:
@@ -102,11 +101,11 @@ async def look_before_restoring(
 
 
 async def restore_ledger(
-    settings: Settings, ledger_id: int, time_ms: int, *, is_forced: bool, tell: Tell
+    settings: Settings, record: JournalRecord, *, is_forced: bool, tell: Tell
 ) -> Restored:
-    """Undo the write. Raises RejectedError for an unknown write, RestoreRefusedError if there are
-    doubts and it is not forced, and SettingsError if nothing can be recorded."""
-    record = _record_at(settings, ledger_id, time_ms, tell)
+    """Undo the write. Raises RestoreRefusedError if there are doubts and it is not forced, and
+    SettingsError if nothing can be recorded."""
+    ledger_id = record.ledger_id
     async with (
         writing_session(settings) as ours,
         _open_restorer(ours.cluster, ours.manager, ours.cluster_id, tell) as restorer,
@@ -144,7 +143,10 @@ def answer_of(found: Restoring, result: str = "") -> Restored:
     )
 
 
-def _record_at(settings: Settings, ledger_id: int, time_ms: int, tell: Tell) -> JournalRecord:
+def recorded_write(
+    settings: Settings, ledger_id: int, time_ms: int, *, tell: Tell
+) -> JournalRecord:
+    """Return the write that this host recorded at this time. Raises RejectedError."""
     for record in _read(settings, ledger_id, tell):
         if record.time_ms == time_ms:
             return record

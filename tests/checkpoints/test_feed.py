@@ -49,6 +49,25 @@ async def test_nothing_is_written_until_the_feed_is_enabled() -> None:
         assert cluster.ledgers() == before
 
 
+@in_virtual_time
+async def test_an_empty_checkpoint_follows_while_somebody_watches_and_nothing_changes() -> None:
+    async with FeedCluster.followed() as (cluster, follower):
+        await cluster.create()
+        await cluster.wait_published(follower)
+        await asyncio.sleep(60)
+        before = len(follower.received)
+        await cluster.store.create(f"{PATHS.feed_watchers}/one", with_parents=True)
+        await asyncio.sleep(60)
+        empty = follower.received[before:]
+        await cluster.create()
+        await cluster.wait_published(follower)
+
+        assert not any(checkpoint.spans for checkpoint in empty)
+        assert 6 <= len(empty) <= 13
+        assert [each.time_ms for each in empty] == sorted({each.time_ms for each in empty})
+        await cluster.assert_log_is_right()
+
+
 async def ids_by_log(follower: Follower) -> set[int]:
     return set((await follower.log.published_versions()).ledger_ids())
 

@@ -19,7 +19,7 @@ from checkpoints.leader_state import FeedSettings
 from checkpoints.model import Checkpoint
 from ledgers.errors import BookmenderError, NoAnswerError
 from ledgers.store import Operation
-from tests.checkpoints.feed_cluster import BOOKIES, Catalogue, FeedCluster, Leader, apply
+from tests.checkpoints.feed_cluster import BOOKIES, PATHS, Catalogue, FeedCluster, Leader, apply
 from tests.memory.bookies import Fault as BookieFault
 from tests.memory.bookies import Op
 from tests.memory.store import Fault, MemoryStore
@@ -52,6 +52,8 @@ class Simulation:
 
     async def start(self) -> None:
         await self.cluster.prepare()
+        if self.random.random() < 0.5:  # then empty checkpoints follow as well
+            await self.cluster.store.create(f"{PATHS.feed_watchers}/one", with_parents=True)
         self.cluster.tree.tells_zxids = self.random.random() < 0.5
         self.cluster.tree.latency = self._latency
         self.cluster.tree.faults = self._fault

@@ -1,0 +1,56 @@
+"""The order to archive, and what the archiving node says of its work; both are znodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledgers.store import MetadataStore
+from replication.records import Count, Record, Stored, TimeMs, read_record, read_stored
+from replication.znodes import ClusterPaths
+
+RETENTION_DEFAULT_S = 30 * 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOrder(Record):
+    """Archive all metadata. ``url``: of the place. ``includes``: further trees of znodes, as
+    absolute paths. ``base_ordered_ms``: when a new base was ordered last."""
+
+    url: str
+    since_ms: TimeMs
+    by: str = ""
+    includes: tuple[str, ...] = ()
+    retention_s: Count = RETENTION_DEFAULT_S
+    base_ordered_ms: TimeMs = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveState(Record):
+    """How far the archive is, as the archiving node wrote it at ``written_ms``.
+
+    ``archived_ms``: everything up to this time of the feed is archived; 0: nothing. ``number``: of
+    the last file. ``base_ms``: the time of the newest base; 0: there is none.
+    ``base_record_count``: records of the base that is being written; None: there is none.
+    ``denied_count``: changes that an ACL hid. ``error``: why nothing is archived now; empty if it
+    is.
+    """
+
+    node: str
+    written_ms: TimeMs
+    archived_ms: TimeMs = 0
+    checkpoint: Count = 0
+    number: Count = 0
+    base_ms: TimeMs = 0
+    base_record_count: Count | None = None
+    denied_count: Count = 0
+    error: str = ""
+
+
+async def read_order(store: MetadataStore, paths: ClusterPaths) -> Stored[ArchiveOrder]:
+    """Raises UnavailableError."""
+    return await read_stored(store, paths.archive, ArchiveOrder.parse)
+
+
+async def read_state(store: MetadataStore, paths: ClusterPaths) -> ArchiveState | None:
+    """Return None if there is none, or if it is unreadable. Raises UnavailableError."""
+    return await read_record(store, paths.archive_state, ArchiveState.parse)

@@ -1,0 +1,461 @@
+"""``bookmender archive``: archives all metadata outside the cluster, and restores it.
+
+``daemon.operations.archive`` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import click
+
+from archive.order import RETENTION_DEFAULT_S
+from archive.places import Place, open_place
+from archive.reading import Point
+from archive.restore import Clone
+from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
+from daemon.cli.feed import confirm_deletion
+from daemon.cli.main import EXIT_FAILED, CommandGroup, F, LedgerId, cluster_options
+from daemon.cli.option_types import Duration
+from daemon.cli.output import echo
+from daemon.cli.progress import echo_notes
+from daemon.operations.archive import (
+    ArchiveDifference,
+    ArchivePoint,
+    ArchiveStatus,
+    RestoreSummary,
+    compare_live,
+    compare_points,
+    disable_archive,
+    enable_archive,
+    find_point,
+    forget,
+    order_base,
+    plan_of,
+    read_archive,
+    restore_cluster,
+    restore_one,
+    summary,
+    url_of,
+    verify,
+)
+from daemon.settings import Settings, load_settings
+from daemon.words import counted, duration_text, printable
+from ledgers.clock import SystemClock
+from ledgers.model import BookieId
+
+T = TypeVar("T")
+
+STALLS = {
+    "feed-off": "The change feed is disabled. Enable it: bookmender feed enable",
+    "no-node": "No node archives. Start one that stands for election: bookmender daemon",
+}
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A moment: a time in UTC, a time before now such as ``2h``, or a checkpoint such as
+    ``0x1c0000b2f``. Converted to a number, and True if it is a time in milliseconds."""
+
+    name = "moment"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, bool]:
+        if isinstance(value, tuple):
+            return value
+        if re.fullmatch("0x[0-9a-f]{1,16}", value):
+            return int(value, 16), False
+        try:
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            return int(moment.timestamp() * 1000), True
+        except ValueError:
+            pass
+        try:
+            return SystemClock().wall_ms() - Duration().convert(value, param, ctx) * 1000, True
+        except click.BadParameter:
+            self.fail(
+                f"{value!r} is no moment. Examples: 2026-05-01T10:30:00, 2h (before now), "
+                "0x1c0000b2f (a checkpoint)",
+                param,
+                ctx,
+            )
+
+
+from_option = click.option(
+    "--from", "url", metavar="URL", help="The archive.  [default: that of the cluster]"
+)
+at_option = click.option(
+    "--at", type=Moment(), help="The last point before this moment.  [default: the newest]"
+)
+
+
+def restore_options(command: F) -> F:
+    """Add the options of commands that restore."""
+    yes = click.option("--yes/--dry-run", help="Restore, or only show what would be restored.")
+    return from_option(at_option(yes(cluster_options(command))))
+
+
+def _open(config: Path | None, url: str | None) -> tuple[Settings, Place]:
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    return settings, open_place(asyncio.run(url_of(settings, url)))
+
+
+def _point(place: Place, at: tuple[int, bool] | None) -> Point:
+    return find_point(place, None) if at is None else find_point(place, at[0], is_time=at[1])
+
+
+@click.group(cls=CommandGroup)
+def archive() -> None:
+    """Keep all metadata outside the cluster, and restore it.
+
+    \b
+      bookmender archive enable --to s3://BUCKET/bookmender   begin to archive
+      bookmender archive status                               show how far the archive is
+      bookmender archive verify                               read the archive completely
+      bookmender archive restore plan --from URL              show what a restore would write
+
+    The archive has the metadata of all ledgers, seconds old, and that of each moment of the last
+    30 days. It contains the ledgers' passwords, so protect its place. docs/disaster.md says what to
+    do when ZooKeeper has lost its data.
+    """
+
+
+@archive.command()
+@click.option("--to", "url", required=True, metavar="URL", help="file:///PATH or s3://BUCKET/PATH.")
+@click.option(
+    "--include", "includes", multiple=True, metavar="PATH", help="Further znodes, with all below."
+)
+@click.option(
+    "--retention",
+    "retention_s",
+    type=Duration(least_s=3600),
+    default=f"{RETENTION_DEFAULT_S // 86_400}d",
+    show_default=True,
+    help="How long earlier states are kept.",
+)
+@cluster_options
+def enable(
+    url: str, includes: tuple[str, ...], retention_s: int, config: Path | None, output: str
+) -> None:
+    """Begin to archive. A node does it, so each node must reach the place.
+
+    The change feed must be enabled. For Pulsar, --include /managed-ledgers --include /admin keeps
+    what names the ledgers; these znodes are read once a minute, so they are not of one moment.
+    """
+    for path in includes:
+        if not re.fullmatch("(/[^/]+)+", path):
+            raise click.UsageError(f"--include needs an absolute path of a znode, not {path!r}.")
+
+    async def act(cluster: AdminSession) -> ArchiveStatus:
+        clock = await shared_clock(cluster)
+        return await enable_archive(
+            cluster, url, includes=includes, retention_s=retention_s, clock=clock
+        )
+
+    found = run_in_session(config, act)
+    text = f"The metadata is archived to {url}. Watch the first base: bookmender archive status"
+    echo(output, found, text)
+
+
+@archive.command()
+@cluster_options
+def disable(config: Path | None, output: str) -> None:
+    """End the archiving. The files stay."""
+    was_enabled = run_in_session(config, disable_archive)
+    text = "The archive is disabled. Its files stay." if was_enabled else "It was disabled already."
+    echo(output, {"was_enabled": was_enabled}, text)
+
+
+@archive.command()
+@cluster_options
+def status(config: Path | None, output: str) -> None:
+    """Show how far the archive is. Exit code 1: nothing is archived now."""
+    found = run_in_session(config, read_archive)
+    echo(output, found, "\n".join(_status_lines(found, now_ms=SystemClock().wall_ms())))
+    sys.exit(EXIT_FAILED if found.stall or found.error else 0)
+
+
+def _status_lines(found: ArchiveStatus, *, now_ms: int) -> list[str]:
+    if not found.is_enabled:
+        return ["The archive is disabled. Enable it: bookmender archive enable --to URL"]
+    by = f"by {printable(found.node)}" if found.node else "by no node"
+    lines = [f"The metadata is archived to {printable(found.url)} {by}."]
+    if found.archived_ms is None:
+        count = found.base_record_count or 0
+        lines.append(f"The first base is being written: {counted(count, 'record')} so far.")
+    else:
+        lag = duration_text(found.lag_s(now_ms))
+        lines.append(f"It has everything up to {_time(found.archived_ms)}, {lag} ago.")
+    if found.base_ms is not None:
+        age = duration_text((now_ms - found.base_ms) / 1000)
+        lines.append(f"The newest base is {age} old. {counted(found.number, 'file')} were written.")
+    if found.denied_count:
+        lines.append(f"ACLs hid {counted(found.denied_count, 'change')}, which are not archived.")
+    if found.stall:
+        lines.append(STALLS[found.stall])
+    if found.error:
+        lines.append(f"Nothing is archived now: {printable(found.error)}")
+    return lines
+
+
+@archive.command()
+@cluster_options
+def compact(config: Path | None, output: str) -> None:
+    """Write a new base now, so that a restore reads less."""
+
+    async def act(cluster: AdminSession) -> None:
+        await order_base(cluster, clock=await shared_clock(cluster))
+
+    run_in_session(config, act)
+    echo(output, {}, "A new base is written soon: bookmender archive status")
+
+
+@archive.command(name="verify")
+@from_option
+@cluster_options
+def verify_command(url: str | None, config: Path | None, output: str) -> None:
+    """Read the archive completely. Exit code 1: it is damaged."""
+    _, place = _open(config, url)
+    with click.progressbar(length=1, file=sys.stderr, label="Reading") as bar:
+
+        def progress(done: int, count: int) -> None:
+            bar.length = count
+            bar.update(done - bar.pos)
+
+        found = verify(place, on_progress=progress)
+    lines = [
+        f"No damage: {counted(found.file_count, 'file')}, {_bytes(found.byte_count)}, "
+        f"{counted(found.record_count, 'record')}, {counted(found.base_count, 'base')}."
+    ]
+    if found.first is not None and found.last is not None:
+        lines.append(f"It has each state from {_time(found.first.time_ms)} to {_at(found.last)}.")
+    else:
+        lines.append("It has no complete state yet.")
+    lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
+    echo(output, found, "\n".join(lines))
+
+
+@archive.command(name="forget")
+@click.option("--from", "url", required=True, metavar="URL", help="The archive.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cluster_options
+def forget_command(url: str, yes: bool, config: Path | None, output: str) -> None:
+    """Delete an archive that is not needed any more."""
+    place = open_place(url)
+    confirm_deletion(f"the archive {printable(url)}", yes=yes)
+    count = forget(place)
+    echo(output, {"file_count": count}, f"Deleted {counted(count, 'file')}.")
+
+
+@archive.command()
+@click.argument("before", type=Moment())
+@click.argument("after", type=Moment(), required=False)
+@click.option("--live", is_flag=True, help="Compare with ZooKeeper as it is now.")
+@from_option
+@cluster_options
+def diff(
+    before: tuple[int, bool],
+    after: tuple[int, bool] | None,
+    live: bool,
+    url: str | None,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Show which ledgers changed between two moments, or since one.
+
+    \b
+      bookmender archive diff 2h 1h
+      bookmender archive diff 2026-05-01T10:30:00 --live
+    """
+    if live and after is not None:
+        raise click.UsageError("--live needs one moment.")
+    _, place = _open(config, url)
+    first = _point(place, before)
+    if live:
+        found = run_in_session(config, lambda cluster: compare_live(cluster, place, first))
+    else:
+        found = compare_points(place, first, _point(place, after))
+    echo(output, found, "\n".join(_difference_lines(found)))
+
+
+def _difference_lines(found: ArchiveDifference) -> list[str]:
+    until = "now" if found.after is None else _at(found.after)
+    lines = [f"{each.change}  ledger {each.ledger_id}" for each in found.ledgers]
+    return [*lines, f"{counted(len(lines), 'ledger')} from {_at(found.before)} to {until}."]
+
+
+# --- Restoring ------------------------------------------------------------------------------------
+
+
+@archive.group(cls=CommandGroup)
+def restore() -> None:
+    """Restore metadata. Without --yes nothing is written.
+
+    Before a whole cluster is restored, stop all bookies, and start the new ZooKeeper only then: a
+    bookie deletes each ledger that ZooKeeper does not list. docs/disaster.md has all steps.
+    """
+
+
+@restore.command()
+@from_option
+@at_option
+@cluster_options
+def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
+    """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
+    settings, place = _open(config, url)
+    found = summary(plan_of(place, _point(place, at)))
+    echo(output, found, "\n".join(_plan_lines(found)))
+
+
+def _plan_lines(found: RestoreSummary) -> list[str]:
+    age = duration_text((SystemClock().wall_ms() - found.point.time_ms) / 1000)
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.by_state.items()))
+    lines = [
+        f"State of {_at(found.point)}, {age} ago. What changed after it is missing.",
+        f"{counted(found.ledger_count, 'ledger')} ({states}), {_bytes(found.ledger_bytes)}; "
+        f"{counted(found.znode_count, 'other znode')} below {found.root}.",
+        f"Cookies of {counted(len(found.bookies), 'bookie')}: {', '.join(found.bookies)}",
+        f"New ledgers get ids from {found.first_new_id:,} on, so that no id is given twice.",
+    ]
+    if found.unreadable_count:
+        lines.append(f"{counted(found.unreadable_count, 'ledger')} cannot be parsed; kept as is.")
+    if not found.point.is_exact:
+        lines.append("Some ledgers have metadata of a moment later.")
+    return lines
+
+
+@restore.command(name="cluster")
+@restore_options
+def cluster_command(
+    url: str | None, at: tuple[int, bool] | None, yes: bool, config: Path | None, output: str
+) -> None:
+    """Restore all metadata into a ZooKeeper that has lost it.
+
+    Bookies must be stopped, and the ledgers root must not exist. After a kill, run it again.
+    Auto-recovery is disabled afterwards: start the bookies, check the data (bookmender fsck run),
+    and only then: bookmender enable.
+    """
+    _restore(url, at, config, output, acts=yes, clone=None)
+
+
+@restore.command()
+@click.option(
+    "--bookie",
+    "pairs",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="The id of a bookie in the clone. May be repeated.",
+)
+@restore_options
+def clone(
+    pairs: tuple[str, ...],
+    url: str | None,
+    at: tuple[int, bool] | None,
+    yes: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Restore the metadata as another cluster, with other bookies and another instance id.
+
+    Cookies, orders and included znodes are left out.
+    """
+    bookies = {}
+    for pair in pairs:
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise click.UsageError(f"--bookie needs OLD=NEW, not {pair!r}.")
+        bookies[BookieId(old)] = BookieId(new)
+    _restore(
+        url, at, config, output, acts=yes, clone=Clone(instance_id=str(uuid4()), bookies=bookies)
+    )
+
+
+def _restore(
+    url: str | None,
+    at: tuple[int, bool] | None,
+    config: Path | None,
+    output: str,
+    *,
+    acts: bool,
+    clone: Clone | None,
+) -> None:
+    if url is None:
+        raise click.UsageError("Name the archive: --from URL")
+    settings, place = _open(config, url)
+    planned = plan_of(place, _point(place, at))
+    if not acts:
+        asyncio.run(restore_cluster(settings, place, planned, clone=clone, only_check=True))
+        found = summary(planned)
+        lines = [*_plan_lines(found), "Nothing stands against it. --yes restores it."]
+        echo(output, found, "\n".join(lines))
+        return
+    with click.progressbar(length=planned.ledger_count, file=sys.stderr, label="Ledgers") as bar:
+        restoring = restore_cluster(
+            settings,
+            place,
+            planned,
+            clone=clone,
+            on_progress=lambda count: bar.update(count - bar.pos),
+        )
+        asyncio.run(restoring)
+    found = summary(planned, is_done=True)
+    text = (
+        f"Restored {counted(found.ledger_count, 'ledger')}. Auto-recovery is disabled. Start the "
+        "bookies, then check the data: bookmender fsck run. Then: bookmender enable"
+    )
+    echo(output, found, text)
+
+
+@restore.command(name="ledger")
+@click.argument("ledger_id", type=LedgerId())
+@restore_options
+def ledger_command(
+    ledger_id: int,
+    url: str | None,
+    at: tuple[int, bool] | None,
+    yes: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Give one ledger the metadata of an earlier moment.
+
+    If the ledger was deleted, it is created again. Else the bookies are asked first whether they
+    have the copies that the earlier metadata names.
+    """
+    settings, place = _open(config, url)
+    restoring = restore_one(
+        settings,
+        place,
+        _point(place, at),
+        ledger_id,
+        acts=yes,
+        tell=lambda text: echo_notes([text]),
+    )
+    result = asyncio.run(restoring)
+    echo(output, {"ledger_id": ledger_id, "result": result}, f"Ledger {ledger_id}: {result}")
+
+
+def _time(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+
+
+def _at(point: ArchivePoint) -> str:
+    return f"{_time(point.time_ms)} (checkpoint {point.checkpoint:#x})"
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "KB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
