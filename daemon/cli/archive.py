@@ -312,7 +312,7 @@ def restore() -> None:
 @cluster_options
 def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
     """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
-    settings, place = _open(config, url)
+    _, place = _open(config, url)
     found = summary(plan_of(place, _point(place, at)))
     echo(output, found, "\n".join(_plan_lines(found)))
 
