@@ -46,7 +46,8 @@ from daemon.operations.archive import (
     url_of,
     verify,
 )
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
@@ -105,7 +106,7 @@ def restore_options(command: F) -> F:
 
 
 def _open(config: Path | None, url: str | None) -> tuple[Settings, Place]:
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
     return settings, open_place(asyncio.run(url_of(settings, url)))
 

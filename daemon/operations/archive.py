@@ -21,7 +21,7 @@ from archive.restore import (
 )
 from checkpoints.chain import read_chain
 from checkpoints.model import ledger_id_of
-from daemon.admin_session import AdminSession, order_event, writing_session
+from daemon.admin_session import AdminSession, admin_session, order_event, writing_session
 from daemon.answers import Answer
 from daemon.operations.restore import look_before_restoring, restore_ledger
 from daemon.settings import Settings
@@ -60,7 +60,7 @@ class ArchiveStatus(Answer, frozen=True, kw_only=True):
     error: str = ""
     """Why nothing is archived now."""
     stall: str = ""
-    """``feed-off``, ``java-leads`` or ``no-node``: why nothing can be archived; empty if it can."""
+    """``feed-off`` or ``no-node``: why nothing can be archived; empty if it can."""
 
     def lag_s(self, now_ms: int) -> float:
         return 0.0 if self.archived_ms is None else max(0, now_ms - self.archived_ms) / 1000
@@ -164,12 +164,8 @@ async def url_of(settings: Settings, given: str | None) -> str:
     """Return the URL that was given, else the one in the order of the cluster."""
     if given is not None:
         return given
-    store = await open_store(settings)
-    try:
-        cluster = await AdminSession.on(store, settings)
+    async with admin_session(settings) as cluster:
         order = (await read_order(cluster.store, cluster.paths)).value
-    finally:
-        await store.close()
     if order is None:
         raise SettingsError("the cluster has no archive. Name one: --from URL")
     return order.url
@@ -378,8 +374,7 @@ async def restore_cluster(
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
-    store = await open_store(settings)
-    try:
+    async with open_store(settings) as store:
         restore = Restore(
             store=store,
             root=root,
@@ -390,8 +385,6 @@ async def restore_cluster(
             on_progress=on_progress,
         )
         await (restore.check() if only_check else restore.run())
-    finally:
-        await store.close()
 
 
 async def restore_one(
