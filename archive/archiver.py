@@ -23,14 +23,17 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 from prometheus_client import Counter, Gauge
 
 from archive.format import (
     DATA_BYTES_MAX,
+    LATEST,
     RECORDS_MAX,
     SHA_BYTES,
+    Confirmed,
     FileKind,
     Header,
     Record,
@@ -69,6 +72,8 @@ ROUND_S: Final = 0.5
 """Shortest time between two segments."""
 QUIET_S: Final = 60.0
 """Without changes, a segment says this often that nothing changed."""
+CONFIRM_S: Final = 5.0
+"""How often the archive itself says up to when it has everything."""
 ZNODES_S: Final = 60.0
 """How often the znodes besides the ledgers are read."""
 READS_AT_ONCE: Final = 128
@@ -156,6 +161,7 @@ class Archiver:
     """The other znodes as they are archived."""
     _znodes_s: float = field(default=-math.inf, init=False)
     _written_s: float = field(default=-math.inf, init=False)
+    _confirmed_s: float = field(default=-math.inf, init=False)
     _obsolete: list[int] = field(default_factory=list, init=False)
     """Files to delete, the last number first."""
 
@@ -226,6 +232,10 @@ class Archiver:
             self._writing = _Base(begin=at.checkpoint, pages=self._scan(chain))
         await self._write_base()
         await self.in_thread(self._delete_obsolete)
+        if self.clock.now_s() - self._confirmed_s >= CONFIRM_S:
+            self._confirmed_s = self.clock.now_s()
+            latest = msgspec.json.encode(Confirmed(number=self.number, time_ms=self.time_ms))
+            await self.in_thread(lambda: self.place.replace(LATEST, latest))
         LAST_CHECKPOINT.set(self.time_ms / 1000)
 
     async def _end_of_feed(self) -> tuple[FeedChain, Offset, int]:

@@ -109,6 +109,17 @@ class Header(Struct, frozen=True, kw_only=True):
     root: str = "/ledgers"
 
 
+class Confirmed(Struct, frozen=True, kw_only=True):
+    """The content of the file ``latest.json``, which is replaced while nothing changes: up to this
+    time, the archive has everything with the file ``number``."""
+
+    number: int
+    time_ms: int
+
+
+LATEST: Final = "latest.json"
+
+
 def file_name(number: int) -> str:
     return f"{number:012d}.bma"
 

@@ -12,7 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from archive.format import (
+    LATEST,
+    Confirmed,
     FileKind,
     Header,
     Record,
@@ -113,6 +117,22 @@ class Archive:
         """Return the last file; None if the archive is empty."""
         numbers = self.numbers()
         return self.file(numbers[-1]) if numbers else None
+
+    def confirmed_ms(self) -> int:
+        """Return up to when the archive has everything, as the archiver said last; 0: unknown.
+        Raises CorruptionError if a file that it knew is missing."""
+        data = self._place.read(LATEST)
+        if data is None:
+            return 0
+        try:
+            latest = msgspec.json.decode(data, type=Confirmed)
+        except ValueError as error:
+            raise CorruptionError("an unreadable file of the archive", name=LATEST) from error
+        if latest.number > max(self.numbers(), default=0):
+            raise CorruptionError(
+                "the last files of the archive are missing", name=file_name(latest.number)
+            )
+        return latest.time_ms
 
     def bases(self) -> Iterator[Header]:
         """Yield the complete bases, newest first, as long as all files that they need exist."""

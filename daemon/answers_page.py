@@ -13,7 +13,8 @@ from msgspec import inspect as types
 from daemon.cli.doctor import Diagnosis
 from daemon.cli.feed_follow import Change
 from daemon.http import records
-from daemon.operations import feed
+from daemon.operations import archive_restore, feed
+from daemon.operations.archive import ArchiveStatus
 from daemon.operations.bookies import BookiesRecord
 from daemon.operations.checks import ChecksRecord, PausedRecord, RequestedCheck
 from daemon.operations.close import LedgerClosing
@@ -63,6 +64,10 @@ ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender feed clients", feed.FeedFollowers),
     ("bookmender feed clients NAME", feed.Failures),
     ("bookmender feed clients NAME --forget", feed.Forgotten),
+    ("bookmender archive status, enable", ArchiveStatus),
+    ("bookmender archive verify", archive_restore.Verified),
+    ("bookmender archive diff", archive_restore.ArchiveDifference),
+    ("bookmender archive restore plan, cluster, clone", archive_restore.RestoreSummary),
     ("bookmender doctor", Diagnosis),
     ("/api/v1/node", records.NodeRecord),
     ("/healthz, /readyz", records.HealthRecord),

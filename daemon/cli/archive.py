@@ -27,19 +27,21 @@ from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
 from daemon.operations.archive import (
+    ArchiveStatus,
+    disable_archive,
+    enable_archive,
+    order_base,
+    read_archive,
+)
+from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
-    ArchiveStatus,
     RestoreSummary,
     compare_live,
     compare_points,
-    disable_archive,
-    enable_archive,
     find_point,
     forget,
-    order_base,
     plan_of,
-    read_archive,
     restore_cluster,
     restore_one,
     summary,
@@ -53,11 +55,6 @@ from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 
 T = TypeVar("T")
-
-STALLS = {
-    "feed-off": "The change feed is disabled. Enable it: bookmender feed enable",
-    "no-node": "No node archives. Start one that stands for election: bookmender daemon",
-}
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -181,9 +178,10 @@ def disable(config: Path | None, output: str) -> None:
 @cluster_options
 def status(config: Path | None, output: str) -> None:
     """Show how far the archive is. Exit code 1: nothing is archived now."""
-    found = run_in_session(config, read_archive)
-    echo(output, found, "\n".join(_status_lines(found, now_ms=SystemClock().wall_ms())))
-    sys.exit(EXIT_FAILED if found.stall or found.error else 0)
+    now_ms = SystemClock().wall_ms()
+    found = run_in_session(config, lambda cluster: read_archive(cluster, now_ms=now_ms))
+    echo(output, found, "\n".join(_status_lines(found, now_ms=now_ms)))
+    sys.exit(EXIT_FAILED if found.obstacle else 0)
 
 
 def _status_lines(found: ArchiveStatus, *, now_ms: int) -> list[str]:
@@ -191,22 +189,18 @@ def _status_lines(found: ArchiveStatus, *, now_ms: int) -> list[str]:
         return ["The archive is disabled. Enable it: bookmender archive enable --to URL"]
     by = f"by {printable(found.node)}" if found.node else "by no node"
     lines = [f"The metadata is archived to {printable(found.url)} {by}."]
-    if found.archived_ms is None:
+    if found.archived_ms is None or found.lag_s is None:
         count = found.base_record_count or 0
         lines.append(f"The first base is being written: {counted(count, 'record')} so far.")
     else:
-        lag = duration_text(found.lag_s(now_ms))
+        lag = duration_text(found.lag_s)
         lines.append(f"It has everything up to {_time(found.archived_ms)}, {lag} ago.")
     if found.base_ms is not None:
         age = duration_text((now_ms - found.base_ms) / 1000)
         lines.append(f"The newest base is {age} old. {counted(found.number, 'file')} were written.")
     if found.denied_count:
         lines.append(f"ACLs hid {counted(found.denied_count, 'change')}, which are not archived.")
-    if found.stall:
-        lines.append(STALLS[found.stall])
-    if found.error:
-        lines.append(f"Nothing is archived now: {printable(found.error)}")
-    return lines
+    return lines + list(found.obstacle or ())
 
 
 @archive.command()
@@ -314,15 +308,16 @@ def restore() -> None:
 def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
     """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
     _, place = _open(config, url)
-    found = summary(plan_of(place, _point(place, at)))
+    found = summary(place, plan_of(place, _point(place, at)))
     echo(output, found, "\n".join(_plan_lines(found)))
 
 
 def _plan_lines(found: RestoreSummary) -> list[str]:
-    age = duration_text((SystemClock().wall_ms() - found.point.time_ms) / 1000)
+    until_ms = max(found.point.time_ms, found.confirmed_ms)
+    age = duration_text((SystemClock().wall_ms() - until_ms) / 1000)
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.by_state.items()))
     lines = [
-        f"State of {_at(found.point)}, {age} ago. What changed after it is missing.",
+        f"State of {_at(found.point)}. What changed in the last {age} may be missing.",
         f"{counted(found.ledger_count, 'ledger')} ({states}), {_bytes(found.ledger_bytes)}; "
         f"{counted(found.znode_count, 'other znode')} below {found.root}.",
         f"Cookies of {counted(len(found.bookies), 'bookie')}: {', '.join(found.bookies)}",
@@ -396,7 +391,7 @@ def _restore(
     planned = plan_of(place, _point(place, at))
     if not acts:
         asyncio.run(restore_cluster(settings, place, planned, clone=clone, only_check=True))
-        found = summary(planned)
+        found = summary(place, planned)
         lines = [*_plan_lines(found), "Nothing stands against it. --yes restores it."]
         echo(output, found, "\n".join(lines))
         return
@@ -409,7 +404,7 @@ def _restore(
             on_progress=lambda count: bar.update(count - bar.pos),
         )
         asyncio.run(restoring)
-    found = summary(planned, is_done=True)
+    found = summary(place, planned, is_done=True)
     text = (
         f"Restored {counted(found.ledger_count, 'ledger')}. Auto-recovery is disabled. Start the "
         "bookies, then check the data: bookmender fsck run. Then: bookmender enable"

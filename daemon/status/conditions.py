@@ -8,10 +8,12 @@ have the same texts. Codes are stable. To add a condition, add its function, and
 
 from collections import Counter
 
+import msgspec
 from msgspec.structs import replace
 
 from auditor.fsck.verdicts import Grade
 from daemon.messages import message
+from daemon.operations.archive import BEHIND_S
 from daemon.operations.holds import hold_record
 from daemon.status.answers import ConditionRecord, Severity
 from daemon.status.condition import (
@@ -555,6 +557,40 @@ def feed_stalled(status: Status) -> Found | None:
     if (stall := status.feed_stall) is None:
         return None
     return Found("WARN", stall.fact(now_ms=status.taken_ms), stall.action(), stall.to_json())
+
+
+@condition
+def archive_stalled(status: Status) -> Found | None:
+    """WARN - The archive of all metadata is enabled, but nothing is archived. If ZooKeeper loses
+    its data now, later changes cannot be restored.
+    Causes: The place of the archive cannot be written. The change feed is disabled. No node of
+    bookmender stands for election.
+    Do: bookmender archive status names the cause and the next step.
+    Clears: some seconds after a node archives again, and when the archive is disabled."""
+    if status.archive is None or (obstacle := status.archive.obstacle) is None:
+        return None
+    fact, action = obstacle
+    return Found("WARN", fact, action, msgspec.to_builtins(status.archive))
+
+
+@condition
+def archive_behind(status: Status) -> Found | None:
+    """WARN - The archive of all metadata lacks changes that are older than a minute. If ZooKeeper
+    loses its data now, they cannot be restored.
+    Causes: The place of the archive or ZooKeeper is slow. There are too many changes. The feed is
+    stalled, or Java's auditor leads, which writes none.
+    Do: Look at FEED_STALLED, and at the node that archives (bookmender archive status).
+    Clears: when the archive has caught up."""
+    archive = status.archive
+    if archive is None or archive.obstacle or (archive.lag_s or 0) < BEHIND_S:
+        return None
+    assert archive.lag_s is not None
+    return Found(
+        "WARN",
+        f"The archive lacks the changes of the last {duration_text(archive.lag_s)}.",
+        "Look at the node that archives: bookmender archive status",
+        {"lag_s": archive.lag_s},
+    )
 
 
 @condition

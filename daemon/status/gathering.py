@@ -14,6 +14,7 @@ from auditor.mark_reasons import read_private_queue
 from auditor.records import AuditRecord, read_audit, read_leader_record
 from daemon.admin_session import AdminSession
 from daemon.limits import limits_in_force
+from daemon.operations.archive import ArchiveStatus, read_archive
 from daemon.operations.bookies import (
     REGISTERED,
     BookieRow,
@@ -154,6 +155,7 @@ async def gather_status(
             [row.bookie for row in rows if row.state in REGISTERED],
         ),
         progress=progress,
+        archive=await _archive(cluster, now_ms=now_ms),
         feed_stall=await read_stall(
             store,
             paths,
@@ -161,6 +163,13 @@ async def gather_status(
             is_java_leader=services.is_java_leader,
         ),
     )
+
+
+async def _archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus | None:
+    with suppress(CorruptionError, UnauthorizedError):  # listed as an unreadable record
+        found = await read_archive(cluster, now_ms=now_ms)
+        return found if found.is_enabled else None
+    return None
 
 
 async def gather_services(

@@ -8,6 +8,7 @@ from auditor.backlog import RepairProgress
 from auditor.checks.records import CheckRun
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
+from daemon.operations.archive import ArchiveStatus
 from daemon.operations.bookies import BookieRow
 from daemon.operations.feed import FeedStall
 from daemon.status.answers import CopyingRecord
@@ -216,6 +217,8 @@ class Status:
     copying: CopyingRecord = UNKNOWN_PACE
     progress: RepairProgress | None = None
     """What the leader measured last. None: nothing, or it is older than the queue."""
+    archive: ArchiveStatus | None = None
+    """None: it is not enabled."""
     feed_stall: FeedStall | None = None
     """Why the change feed is stalled; None: it is not, or is disabled."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from archive.order import ArchiveOrder, ArchiveState
 from auditor.backlog import RepairProgress
 from auditor.checks.idle import StoredChanges
 from auditor.checks.records import KINDS, RECENT_COPIES, CheckRecord
@@ -57,6 +58,8 @@ def single_records(paths: ClusterPaths) -> Iterator[tuple[str, Parse, str]]:
     yield paths.activity, ClientActivity.parse, "which bookies have active clients"
     yield paths.idle, StoredChanges.parse, "how long open ledgers have been idle"
     yield paths.feed, FeedChain.parse, "whether the change feed is enabled, and its ledgers"
+    yield paths.archive, ArchiveOrder.parse, "whether all metadata is archived, and where"
+    yield paths.archive_state, ArchiveState.parse, "how far the archive is"
     yield paths.feed_state, FeedStateRecord.parse, "why the change feed is stalled"
     yield paths.fsck_last, Summary.parse, "the last run of fsck"
     yield paths.fsck_closer, Summary.parse, "an earlier run of fsck that found damage"

@@ -1,0 +1,304 @@
+"""The points of an archive, and what a restore of one writes, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from archive.format import LATEST, FileKind, Header, file_name
+from archive.order import read_order
+from archive.places import Place
+from archive.reading import Archive, Point
+from archive.restore import (
+    Clone,
+    Difference,
+    Restore,
+    RestorePlan,
+    differences,
+    live_ledgers,
+    plan_restore,
+)
+from checkpoints.model import ledger_id_of
+from daemon.admin_session import AdminSession, admin_session, order_event, writing_session
+from daemon.answers import Answer
+from daemon.operations.restore import look_before_restoring, restore_ledger
+from daemon.settings import Settings
+from daemon.zookeeper import open_store
+from ledgers.clock import SystemClock
+from ledgers.errors import NoNodeError, RejectedError, SettingsError
+from replication.by_hand import Tell
+from replication.journal import JournalRecord
+
+
+async def url_of(settings: Settings, given: str | None) -> str:
+    """Return the URL that was given, else the one in the order of the cluster."""
+    if given is not None:
+        return given
+    async with admin_session(settings) as cluster:
+        order = (await read_order(cluster.store, cluster.paths)).value
+    if order is None:
+        raise SettingsError("the cluster has no archive. Name one: --from URL")
+    return order.url
+
+
+# --- Points ---------------------------------------------------------------------------------------
+
+
+class ArchivePoint(Answer, frozen=True, kw_only=True):
+    """A moment whose state the archive has."""
+
+    time_ms: int
+    checkpoint: int
+    generation: int
+    is_exact: bool
+    """No ledger has later metadata than at this moment."""
+
+    @classmethod
+    def of(cls, header: Header) -> ArchivePoint:
+        return cls(
+            time_ms=header.time_ms,
+            checkpoint=header.end,
+            generation=header.generation,
+            is_exact=header.is_exact,
+        )
+
+
+class Verified(Answer, frozen=True, kw_only=True):
+    """A complete reading of an archive that found no damage."""
+
+    file_count: int
+    byte_count: int
+    record_count: int
+    base_count: int
+    first: ArchivePoint | None
+    """The first point that can be restored."""
+    last: ArchivePoint | None
+    confirmed_ms: int
+    """Up to this time it has everything; 0: unknown."""
+    gaps: tuple[int, ...]
+    """Times after which changes are missing until the next base."""
+
+
+def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified:
+    """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
+    number of all. Raises CorruptionError."""
+    archive = Archive(place)
+    numbers = archive.numbers()
+    byte_count = record_count = base_count = 0
+    first: Header | None = None
+    end: Header | None = None
+    gaps: list[int] = []
+    for stored in archive.files(numbers[0], numbers[-1]) if numbers else ():
+        header = stored.header
+        byte_count += stored.byte_count
+        record_count += len(stored.records())
+        if header.kind is FileKind.BASE:
+            base_count += 1
+            first = first or header
+        elif header.kind is FileKind.SEGMENT:
+            is_gap = end is not None and (end.generation, end.end) != (
+                header.generation,
+                header.begin,
+            )
+            if is_gap and end is not None:
+                gaps.append(end.time_ms)
+            end = header
+        on_progress(header.number - numbers[0] + 1, len(numbers))
+    last = archive.point(is_exact=False).header if base_count else None
+    return Verified(
+        file_count=len(numbers),
+        byte_count=byte_count,
+        record_count=record_count,
+        base_count=base_count,
+        first=ArchivePoint.of(first) if first else None,
+        last=ArchivePoint.of(last) if last else None,
+        confirmed_ms=archive.confirmed_ms(),
+        gaps=tuple(gaps),
+    )
+
+
+def forget(place: Place) -> int:
+    """Delete all files of an archive, the oldest first. It blocks. Return their number."""
+    archive = Archive(place)
+    numbers = archive.numbers()
+    for number in numbers:
+        place.delete(file_name(number))
+    place.delete(LATEST)
+    return len(numbers)
+
+
+def find_point(place: Place, at: int | None, *, is_time: bool = True) -> Point:
+    """Return the point at a time or checkpoint; None: the newest, exact or not. It blocks."""
+    archive = Archive(place)
+    if at is None:
+        return archive.point(is_exact=False)
+    return archive.point(time_ms=at) if is_time else archive.point(checkpoint=at)
+
+
+class ChangedLedger(Answer, frozen=True, kw_only=True):
+    """A ledger that differs between two moments."""
+
+    ledger_id: int
+    change: str
+    """``created``, ``changed`` or ``deleted``."""
+
+    @classmethod
+    def of(cls, each: Difference) -> ChangedLedger | None:
+        """Return None if the object is no ledger."""
+        ledger_id = ledger_id_of(each.key)
+        if ledger_id is None:
+            return None
+        change = "changed"
+        if each.before is None:
+            change = "created"
+        elif each.after is None:
+            change = "deleted"
+        return cls(ledger_id=ledger_id, change=change)
+
+
+class ArchiveDifference(Answer, frozen=True, kw_only=True):
+    """What changed between two moments."""
+
+    before: ArchivePoint
+    after: ArchivePoint | None
+    """null: the present state of ZooKeeper."""
+    ledgers: list[ChangedLedger]
+
+
+def _difference(before: Point, after: Point | None, found: list[Difference]) -> ArchiveDifference:
+    ledgers = [told for each in found if (told := ChangedLedger.of(each)) is not None]
+    return ArchiveDifference(
+        before=ArchivePoint.of(before.header),
+        after=None if after is None else ArchivePoint.of(after.header),
+        ledgers=sorted(ledgers, key=lambda each: each.ledger_id),
+    )
+
+
+def compare_points(place: Place, before: Point, after: Point) -> ArchiveDifference:
+    """It blocks. Raises CorruptionError."""
+    archive = Archive(place)
+    found = list(differences(archive.state(before), archive.state(after)))
+    return _difference(before, after, found)
+
+
+async def compare_live(cluster: AdminSession, place: Place, before: Point) -> ArchiveDifference:
+    """Compare a point with ZooKeeper. Raises CorruptionError, UnavailableError."""
+    live = await live_ledgers(cluster.store, cluster.manager)
+
+    def compare() -> list[Difference]:
+        known = (r for r in Archive(place).state(before) if r.ledger_id is not None)
+        return list(differences(known, live))
+
+    return _difference(before, None, await asyncio.to_thread(compare))
+
+
+# --- Restoring ------------------------------------------------------------------------------------
+
+
+class RestoreSummary(Answer, frozen=True, kw_only=True):
+    """What a restore writes, or has written."""
+
+    point: ArchivePoint
+    root: str
+    ledger_count: int
+    ledger_bytes: int
+    by_state: dict[str, int]
+    unreadable_count: int
+    znode_count: int
+    """Other znodes: orders, cookies, further trees."""
+    bookies: list[str]
+    """Bookies whose cookies are restored."""
+    first_new_id: int
+    """New ledgers get this id or a higher one."""
+    confirmed_ms: int
+    """Nothing changed between the point and this time; 0: unknown, or later changes exist."""
+    is_done: bool = False
+
+
+def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> RestoreSummary:
+    """It blocks. Raises CorruptionError."""
+    header, archive = plan.point.header, Archive(place)
+    is_last = archive.point(is_exact=False).number == plan.point.number
+    return RestoreSummary(
+        point=ArchivePoint.of(header),
+        root=header.root,
+        ledger_count=plan.ledger_count,
+        ledger_bytes=plan.ledger_bytes,
+        by_state=dict(plan.by_state),
+        unreadable_count=plan.unreadable_count,
+        znode_count=len(plan.others),
+        bookies=list(plan.bookies),
+        first_new_id=plan.first_new_id,
+        confirmed_ms=archive.confirmed_ms() if is_last else 0,
+        is_done=is_done,
+    )
+
+
+def plan_of(place: Place, point: Point) -> RestorePlan:
+    """Return what a restore of this point writes. It blocks. Raises CorruptionError."""
+    return plan_restore(Archive(place), point)
+
+
+async def restore_cluster(
+    settings: Settings,
+    place: Place,
+    plan: RestorePlan,
+    *,
+    clone: Clone | None = None,
+    only_check: bool = False,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
+    stands against it. Raises what ``Restore.run`` raises."""
+    archived_root = plan.point.header.root
+    uri = settings.uri
+    root = archived_root if uri.pulsar_root == archived_root else uri.root
+    async with open_store(settings) as store:
+        restore = Restore(
+            store=store,
+            root=root,
+            archive=Archive(place),
+            plan=plan,
+            clock=SystemClock(),
+            clone=clone,
+            on_progress=on_progress,
+        )
+        await (restore.check() if only_check else restore.run())
+
+
+async def restore_one(
+    settings: Settings, place: Place, point: Point, ledger_id: int, *, acts: bool, tell: Tell
+) -> str:
+    """Give a ledger the metadata that it had, and return what was done. Raises RejectedError,
+    RestoreRefusedError if copies may be missing."""
+
+    def find() -> bytes | None:
+        for record in Archive(place).state(point):
+            if record.ledger_id == ledger_id:
+                return record.data
+        return None
+
+    archived = await asyncio.to_thread(find)
+    if archived is None:
+        raise RejectedError(f"ledger {ledger_id} did not exist then")
+    async with writing_session(settings) as ours:
+        store, path = ours.cluster.store, ours.manager.path(ledger_id)
+        try:
+            present, _ = await store.get(path)
+        except NoNodeError:
+            if not acts:
+                return "the ledger does not exist now. --yes creates it"
+            await store.create(path, archived, with_parents=True)
+            await ours.cluster.note_order(order_event("archive restore ledger"), [ledger_id])
+            return "created. Check its copies: bookmender repair " + str(ledger_id)
+        record = JournalRecord(
+            time_ms=point.header.time_ms,
+            ledger_id=ledger_id,
+            before=archived,
+            after=present,
+            cluster=ours.cluster_id,
+        )
+    if acts:
+        return (await restore_ledger(settings, record, is_forced=False, tell=tell)).result
+    found = await look_before_restoring(settings, record, tell=tell)
+    return "; ".join([*found.doubts, found.result])
