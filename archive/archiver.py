@@ -22,6 +22,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol, TypeVar
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -152,6 +153,7 @@ class Archiver:
     """The newest complete base."""
     denied_count: int = field(default=0, init=False)
     """Changes that are not archived, because an ACL hides the ledger."""
+    _writer: str = field(default_factory=lambda: uuid4().hex, init=False)
     _sha256: str = field(default="", init=False)
     """Of the last file."""
     _is_exact: bool = field(default=True, init=False)
@@ -466,6 +468,7 @@ class Archiver:
             since_base=self._since_base,
             log=end.log,
             root=self.manager.root,
+            writer=self._writer,
         )
 
         data = await self.in_thread(lambda: encode_file(header, records))

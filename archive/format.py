@@ -107,6 +107,7 @@ class Header(Struct, frozen=True, kw_only=True):
     since_base: int = 0
     log: LogId | None = None
     root: str = "/ledgers"
+    writer: str = ""
 
 
 class Confirmed(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from daemon.cli.doctor import Diagnosis
 from daemon.cli.feed_follow import Change
 from daemon.http import records
 from daemon.operations import archive_restore, feed
-from daemon.operations.archive import ArchiveStatus
+from daemon.operations.archive import ArchiveDone, ArchiveStatus
 from daemon.operations.bookies import BookiesRecord
 from daemon.operations.checks import ChecksRecord, PausedRecord, RequestedCheck
 from daemon.operations.close import LedgerClosing
@@ -65,6 +65,8 @@ ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender feed clients NAME", feed.Failures),
     ("bookmender feed clients NAME --forget", feed.Forgotten),
     ("bookmender archive status, enable", ArchiveStatus),
+    ("bookmender archive disable, compact, forget", ArchiveDone),
+    ("bookmender archive restore ledger", ArchiveDone),
     ("bookmender archive verify", archive_restore.Verified),
     ("bookmender archive diff", archive_restore.ArchiveDifference),
     ("bookmender archive restore plan, cluster, clone", archive_restore.RestoreSummary),

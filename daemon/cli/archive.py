@@ -27,6 +27,7 @@ from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
 from daemon.operations.archive import (
+    ArchiveDone,
     ArchiveStatus,
     disable_archive,
     enable_archive,
@@ -171,7 +172,7 @@ def disable(config: Path | None, output: str) -> None:
     """End the archiving. The files stay."""
     was_enabled = run_in_session(config, disable_archive)
     text = "The archive is disabled. Its files stay." if was_enabled else "It was disabled already."
-    echo(output, {"was_enabled": was_enabled}, text)
+    echo(output, ArchiveDone(result=text), text)
 
 
 @archive.command()
@@ -212,7 +213,8 @@ def compact(config: Path | None, output: str) -> None:
         await order_base(cluster, clock=await shared_clock(cluster))
 
     run_in_session(config, act)
-    echo(output, {}, "A new base is written soon: bookmender archive status")
+    text = "A new base is written soon: bookmender archive status"
+    echo(output, ArchiveDone(result=text), text)
 
 
 @archive.command(name="verify")
@@ -249,7 +251,8 @@ def forget_command(url: str, yes: bool, config: Path | None, output: str) -> Non
     place = open_place(url)
     confirm_deletion(f"the archive {printable(url)}", yes=yes)
     count = forget(place)
-    echo(output, {"file_count": count}, f"Deleted {counted(count, 'file')}.")
+    text = f"Deleted {counted(count, 'file')}."
+    echo(output, ArchiveDone(result=text), text)
 
 
 @archive.command()
@@ -438,7 +441,7 @@ def ledger_command(
         tell=lambda text: echo_notes([text]),
     )
     result = asyncio.run(restoring)
-    echo(output, {"ledger_id": ledger_id, "result": result}, f"Ledger {ledger_id}: {result}")
+    echo(output, ArchiveDone(result=result), f"Ledger {ledger_id}: {result}")
 
 
 def _time(time_ms: int) -> str:

@@ -48,6 +48,7 @@ GROUPS: Sequence[tuple[str, str]] = (
     ),
     ("Checks and fsck", "check fsck"),
     ("Change feed", "feed"),
+    ("Archive", "archive"),
     ("ZooKeeper", "zookeeper"),
     ("The node", "role journal history log_ http build_info"),
     ("Observe mode", "observe"),

@@ -164,3 +164,9 @@ async def disable_archive(cluster: AdminSession) -> bool:
         return False
     await cluster.note_order(order_event("archive disable"))
     return True
+
+
+class ArchiveDone(Answer, frozen=True, kw_only=True):
+    """``result``: what was done, or would be."""
+
+    result: str

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from auditor.backlog import UnavailableLedgers
 from auditor.checks.records import CheckRun
@@ -13,6 +14,7 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
 from checkpoints.stalls import FeedStateRecord, StallReason
+from daemon.operations.archive import ArchiveStatus
 from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.feed import JAVA_LEADS, FeedStall
 from daemon.status.answers import ConditionRecord, Severity
@@ -29,6 +31,7 @@ from tests.daemon.status_values import HEALTHY, changed, codes, fact, node, note
 from tests.replication.ledger_values import B1, B2
 from tests.said import Said
 
+ARCHIVED = ArchiveStatus(is_enabled=True, url="file:///archive", archived_ms=1, lag_s=1.0)
 ALONE: dict[str, Any] = {"leader": None}
 """No node and no auditor is running."""
 WORKER = (node("host-a", 11, Role.WORKER),)
@@ -376,6 +379,9 @@ SCENES: dict[str, dict[str, Any]] = {
     },
     "fsck, all repaired": {"fsck": fsck(wrong=4, marked=4)},
     "a stalled feed": {"feed_stall": FeedStall.of(STALLED), "taken_ms": 300_000},
+    "a stalled archive": {"archive": replace_struct(ARCHIVED, error="the place is full")},
+    "no node archives": {"archive": replace_struct(ARCHIVED, stall="no-node")},
+    "an archive behind": {"archive": replace_struct(ARCHIVED, lag_s=300.0)},
     "Java stalls the feed": {"feed_stall": FeedStall(reason=JAVA_LEADS)},
 }
 
