@@ -273,14 +273,14 @@ class Demo:
             "written": f"{entries:,} entries in {len(proofs)} ledgers, with 2 or 3 copies of each",
             "lost": f"{self.lost_copies:,} copies ({self.lost_bytes / 1e6:.1f} MB) in "
             f"{self.affected_count} ledgers, with the killed bookie",
-            "copied": f"all of them to other bookies, by {', '.join(sorted(repairers))}",
+            "copied": f"by {', '.join(sorted(repairers))}: no ledger names the killed bookie now",
             "time": f"{self.whole_s - self.killed_s:.1f} s from the kill, with the waits for the "
             f"two sessions to expire\n{'':9}({SESSION_TIMEOUT_S:g} s each) and for writers of "
             f"open ledgers ({GRACE_S:g} s)",
             "checked": f"{good:,} of the {expected:,} copies in the {len(closed)} closed ledgers "
             f"are good\n{'':9}{entries:,} entries read as by an application, and compared",
-            "open": f"{len(proofs) - len(closed)} of the {LEFT_OPEN} open ledgers stay so: the "
-            "killed bookie had no copy",
+            "open": f"{len(proofs) - len(closed)} of the {LEFT_OPEN} open ledgers stay open: their "
+            "copies are not counted",
         }
         click.echo()
         for name, text in figures.items():
@@ -288,7 +288,9 @@ class Demo:
         for problem in problems:
             click.secho(f"PROBLEM  {problem}", fg="red")
         is_good = not problems
-        verdict = "WHOLE: no entry is lost, and none has a copy too few" if is_good else "NOT WHOLE"
+        verdict = (
+            "WHOLE: no entry is lost, closed ledgers have all copies" if is_good else "NOT WHOLE"
+        )
         click.secho(f"verdict  {verdict}", bold=True, fg="green" if is_good else "red")
         return is_good
 
