@@ -351,16 +351,15 @@ def autorecovery_disabled(status: Status) -> Found | None:
 @condition_of_data
 def repairs_blocked(status: Status) -> Found | None:
     """ERROR if all queued ledgers are blocked, else WARN - Time alone does not help some queued
-    ledgers. Workers tried them and found an obstacle that needs a bookie or a person. They try
-    again from time to time.
+    ledgers. Workers found an obstacle that needs a bookie or a person, and try again now and then.
     Causes: no-copy, no-coverage: bookies with the needed copies are absent. no-target: too few
     bookies accept copies. misplaced: no bookie in the wanted place accepts copies. end-unproven,
     recovery-unended: the last entry of an open ledger is not proven. end-damaged: an entry at the
     end of an open ledger has damaged copies only. digest-suspect: no copy matches the digest.
-    corrupt-metadata, access-denied, write-refused: the metadata is damaged or an ACL denies access.
-    journal-unwritable: the state directory of a node is full, hangs or is not writable.
+    corrupt-metadata, access-denied, write-refused: damaged metadata, or an ACL.
+    journal-unwritable: a node cannot write its state directory.
     Do: bookmender queue shows the reason of each ledger, bookmender plan LEDGER the details.
-    Start or add bookies, or open the ACL. Then bookmender repair LEDGER tries at once.
+    Start or add bookies, or open the ACL. bookmender repair LEDGER tries at once.
     Clears: when the ledgers are repaired or deleted."""
     return _blocked(status, ("WARN", "ERROR")) if status.queue.needs_repair else None
 

@@ -36,7 +36,7 @@ def test_names_and_labels_keep_to_the_conventions() -> None:
         assert not re.search(r"_(ms|s|kb|mb|percent)(_total)?$", row.name), row
         assert row.about[0].isupper() or row.about[0].isdigit(), row
         assert row.about.endswith("."), row
-        assert len(row.labels) <= 2, row
+        assert len(row.labels) <= 3, row
         assert not {"ledger", "ledger_id", "bookie", "bookie_id", "path"}.intersection(row.labels)
 
 
