@@ -5,4 +5,7 @@
 - ``znodes``: which znodes are archived besides ledgers.
 - ``archiver``: writes the archive, as a reader of the change feed.
 - ``reading``: the points in time that an archive has, and the state at each.
+- ``order``: the znodes of the order to archive, and of how far it is.
+- ``keeper``: archives on one node while it is ordered.
+- ``restore``: writes a point into a ZooKeeper that has lost its data, and compares two states.
 """

@@ -247,10 +247,7 @@ class Archiver:
             raise stored.error
         chain = stored.value
         if chain is None or not chain.is_enabled:
-            raise FeedDisabledError(
-                "the change feed is disabled, and the archive is made of it. Enable it: "
-                "bookmender feed enable"
-            )
+            raise FeedDisabledError("the change feed is disabled, and the archive is made of it")
         async with aclosing(self._feed.log_backwards(chain.logs)) as checkpoints:
             last = await anext(checkpoints, None)
         if last is None:

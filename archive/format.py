@@ -36,7 +36,7 @@ DATA_BYTES_MAX: Final = 4 * 1024 * 1024
 SHA_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A file that would unpack to more is no file of an archive."""
-_MAGIC: Final = b"bookmender archive\n"
+_MAGIC: Final = b"metadata archive\n"
 _LENGTH = struct.Struct(">I")
 _NAME = re.compile(r"([0-9]{12})\.bma")
 

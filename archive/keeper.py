@@ -140,7 +140,9 @@ class ArchiveKeeper:
 
     async def _write_state(self, archiver: Archiver | None, *, error: str = "") -> None:
         if error and error != self._logged:
-            log.error("archive.stalled", error=error, next_step="bookmender status says what to do")
+            log.error(
+                "archive.stalled", error=error, next_step="make sure that this node can write there"
+            )
         self._logged = error
         position = None if archiver is None else archiver.position
         base = None if archiver is None else archiver.base

@@ -184,7 +184,7 @@ class Archive:
                     found = header if header.is_exact or not is_exact else found
             return Point(base=base, number=found.number, header=found)
         raise NoSuchPointError(
-            "the archive has no state of this moment: it begins later (bookmender archive status)"
+            "the archive has no state of this moment: it begins later, or has a gap here"
         )
 
     def state(self, point: Point) -> Iterator[Record]:

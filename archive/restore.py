@@ -222,8 +222,8 @@ class Restore:
             if names := await children_if_any(self.store, self.root):
                 raise RestoreRefusedError(
                     f"{self.root} is not empty: it has {', '.join(sorted(names)[:5])}. A cluster "
-                    "is only restored into a ZooKeeper that has lost it. For single ledgers: "
-                    "bookmender archive restore ledger"
+                    "is only restored into a ZooKeeper that has lost it. A single ledger can be "
+                    "restored alone"
                 ) from None
             return
         if data != self._marker_data:

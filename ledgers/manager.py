@@ -399,8 +399,7 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
         if await store.exists(f"{root}/{RESTORING}") is not None:
             raise UnavailableError(
                 f"the cluster at {root} of {uri.hosts} is being restored from an archive. Wait "
-                "until that is done, or repeat the restore if it was killed: bookmender archive "
-                "restore cluster"
+                "until that is done. If the restore was killed, repeat it"
             )
         names: set[str] = set()
         # LAYOUT last again: BookKeeper's own bookies create it before their cookies.

@@ -23,7 +23,7 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 PYTHONS = sorted({HERE, "3.13"})
 URI = "zk+hierarchical://127.0.0.1:9/ledgers"
 """No ZooKeeper is there."""
-PACKAGES = ("ledgers", "replication", "auditor", "checkpoints", "daemon")
+PACKAGES = ("ledgers", "replication", "auditor", "checkpoints", "archive", "daemon")
 
 
 def run(
