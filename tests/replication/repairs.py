@@ -8,7 +8,7 @@ from ledgers.bookies import Transfer
 from ledgers.model import BookieId, LedgerState
 from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
 from replication.reasons import Blocked
-from replication.repair import SPLIT_AFTER_S, Outcome
+from replication.repair import SPLIT_AFTER_S, Outcome, OutcomeKind
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
@@ -37,6 +37,13 @@ async def repair(cluster: Cluster, **options: object) -> Outcome:
         await cluster.mark()
     async with cluster.node(**options) as node:  # type: ignore[arg-type]
         return await repair_with(node)
+
+
+async def make_whole(cluster: Cluster, **options: object) -> None:
+    """Repair the ledger: the node says that it is done, and every copy exists afterwards."""
+    outcome = await repair(cluster, **options)
+    assert outcome.kind is OutcomeKind.DONE, outcome
+    await cluster.assert_whole()
 
 
 async def repair_late(cluster: Cluster, *, local: BookieId | None = None) -> Outcome:

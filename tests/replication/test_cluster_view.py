@@ -32,7 +32,7 @@ from replication.repair import OutcomeKind
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
-from tests.replication.repairs import blocked_by
+from tests.replication.repairs import blocked_by, repair
 from tests.replication.watched import settle
 
 
@@ -384,8 +384,7 @@ async def test_copies_stay_in_the_primary_group(seed: int) -> None:
     await cluster.mark(B2)
     await cluster.kill(B2)
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     assert outcome.kind is OutcomeKind.DONE
     assert await cluster.ensembles() == [(B1, B4, B3)]
@@ -399,8 +398,7 @@ async def test_without_any_bookie_of_the_groups_the_ledger_waits() -> None:
     for bookie in (B2, B4):
         await cluster.kill(bookie)
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     assert outcome.reason is Reason.NO_TARGET
     assert (Exclusion.ISOLATED, 3) in (blocked_by(outcome).facts.excluded or ())

@@ -21,9 +21,9 @@ from tests.replication.nodes import LEDGER
 from tests.replication.repairs import (
     assert_still_marked,
     blocked_by,
+    make_whole,
     once_copied,
     repair,
-    repair_with,
 )
 
 HUGE = 2**31
@@ -89,10 +89,7 @@ async def test_g11_a_live_bookie_gets_its_entries_back() -> None:
     for entry_id in (0, 3, 9):
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
-    outcome = await repair(cluster)
-
-    assert outcome.kind is OutcomeKind.DONE
-    await cluster.assert_whole()
+    await make_whole(cluster)
 
 
 @pytest.mark.compat(
@@ -102,11 +99,9 @@ async def test_g12_damage_in_the_middle_is_found_by_a_full_check(cluster: Cluste
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).corrupt(LEDGER, 4)
 
-    outcome = await repair(cluster, settings=ReplicationSettings(checked_share=1))
+    await make_whole(cluster, settings=ReplicationSettings(checked_share=1))
 
-    assert outcome.kind is OutcomeKind.DONE
     assert B2 not in (await cluster.metadata()).bookies
-    await cluster.assert_whole()
 
 
 @pytest.mark.compat("G17", verdict="better", why="by bookie index, in the current segment")
@@ -144,8 +139,7 @@ async def test_g17_a_segment_that_has_disappeared_is_no_crash(cluster: Cluster) 
         await cluster.manager.write(LEDGER, changed, read_as=versioned)
 
     once_copied(cluster, replace_first)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.ensembles())[:2] == [(B5, B6, B7), (B5, B6, B7)]

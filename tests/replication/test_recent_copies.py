@@ -12,7 +12,7 @@ from replication.recent_copies import CopiesToRead, RecentCopies, session_of
 from tests.replication.cluster import Cluster, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
-from tests.replication.repairs import lost_b2, once_copied, repair_with
+from tests.replication.repairs import lost_b2, once_copied, repair, repair_with
 
 
 async def recorded(cluster: Cluster) -> dict[int, frozenset[BookieId]]:
@@ -51,8 +51,7 @@ async def test_a_copy_in_place_is_not_recorded() -> None:
     cluster.bookie(B2).lose(LEDGER, 0)
     await cluster.mark(B2)
 
-    async with cluster.node() as node:
-        await repair_with(node)
+    await repair(cluster)
 
     assert cluster.has_good_copy(B2, LEDGER, 0)
     assert await recorded(cluster) == {}

@@ -27,12 +27,16 @@ from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import (
     blocked_by,
     lost_b2,
+    make_whole,
     once_copied,
     once_while_copying,
+    repair,
     repair_with,
     touch,
 )
 from tests.replication.watched import settle
+
+scene = lost_b2
 
 # --- Targets --------------------------------------------------------------------------------------
 
@@ -43,33 +47,25 @@ from tests.replication.watched import settle
 )
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
 async def test_rule_s11_another_target_is_chosen_when_one_refuses(
-    error: type[UnavailableError],
+    cluster: Cluster, error: type[UnavailableError]
 ) -> None:
-    cluster = await lost_b2()
     for refusing in (B4, B5, B6):
         cluster.bookies.fail(refusing, Op.ADD, Fault(error=error))
 
-    async with cluster.node(local=B4) as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster, local=B4)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert await cluster.ensembles() == [(B1, B7, B3)]
     assert len(cluster.bookies.targets) == len(set(cluster.bookies.targets))
-    await cluster.assert_whole()
 
 
-async def test_rule_s11_a_bookie_that_deleted_the_ledger_is_no_target() -> None:
+async def test_rule_s11_a_bookie_that_deleted_the_ledger_is_no_target(cluster: Cluster) -> None:
     """It refuses adds to a ledger that it deleted as garbage."""
-    cluster = await lost_b2()
     cluster.put(LEDGER, 0, B4)
     cluster.bookie(B4).collect(LEDGER)
 
-    async with cluster.node(local=B4) as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster, local=B4)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert B4 not in (await cluster.metadata()).bookies
-    await cluster.assert_whole()
 
 
 @pytest.mark.compat(
@@ -141,17 +137,13 @@ async def test_a_failing_target_does_not_waste_the_others_copies() -> None:
     await cluster.mark(B2, B3)
     cluster.bookies.fail(B4, Op.ADD, Fault(error=ReadOnlyError))
 
-    async with cluster.node(local=B4) as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster, local=B4)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).bookies == {B1, B5, B6}
     assert cluster.bookies.copied_count == 20
-    await cluster.assert_whole()
 
 
-async def test_rule_s1_a_target_that_disappears_is_not_named() -> None:
-    cluster = await lost_b2()
+async def test_rule_s1_a_target_that_disappears_is_not_named(cluster: Cluster) -> None:
     gone: list[BookieId] = []
 
     async def go(transfer: Transfer) -> None:
@@ -160,17 +152,13 @@ async def test_rule_s1_a_target_that_disappears_is_not_named() -> None:
         await cluster.kill(transfer.target)
 
     once_copied(cluster, go)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert not (await cluster.metadata()).bookies & set(gone)
-    await cluster.assert_whole()
 
 
-async def test_rule_s1_a_target_registered_again_is_not_named() -> None:
+async def test_rule_s1_a_target_registered_again_is_not_named(cluster: Cluster) -> None:
     """It may have another identity."""
-    cluster = await lost_b2()
 
     async def come_back_empty(transfer: Transfer) -> None:
         assert transfer.target is not None
@@ -179,34 +167,27 @@ async def test_rule_s1_a_target_registered_again_is_not_named() -> None:
         await cluster.revive(transfer.target)
 
     once_copied(cluster, come_back_empty)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
-
-    assert outcome.kind is OutcomeKind.DONE
-    await cluster.assert_whole()
+    await make_whole(cluster)
 
 
 # --- Members --------------------------------------------------------------------------------------
 
 
-async def test_rule_s6_a_member_lost_after_its_verdict_is_replaced() -> None:
+async def test_rule_s6_a_member_lost_after_its_verdict_is_replaced(cluster: Cluster) -> None:
     """This happens before the mark is deleted."""
-    cluster = await lost_b2()
     await cluster.mark(B2, B3)  # so that its loss would make no other mark
 
     async def go(transfer: Transfer) -> None:
         await cluster.kill(B3)
 
     once_copied(cluster, go)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert not (await cluster.metadata()).bookies & {B2, B3}
-    await cluster.assert_whole()
 
 
-async def test_rule_s6_a_ledger_that_was_found_whole_is_judged_again(cluster: Cluster) -> None:
+async def test_rule_s6_a_ledger_that_was_found_whole_is_judged_again() -> None:
+    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B3)
 
@@ -236,22 +217,15 @@ async def test_rule_s6_after_a_long_copy_all_members_are_judged_again(
         cluster.bookie(B3).lose(LEDGER, 1)
 
     once_copied(cluster, lose_silently)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
-
-    assert outcome.kind is OutcomeKind.DONE
-    await cluster.assert_whole()
+    await make_whole(cluster)
 
 
-async def test_a_lost_bookie_back_during_the_copy_is_not_needed() -> None:
-    cluster = await lost_b2()
-
+async def test_a_lost_bookie_back_during_the_copy_is_not_needed(cluster: Cluster) -> None:
     async def come_back(transfer: Transfer) -> None:
         await cluster.revive(B2)
 
     once_while_copying(cluster, come_back)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 7)
     assert B2 not in (await cluster.metadata()).bookies
@@ -400,25 +374,18 @@ async def test_the_reason_of_a_refusal_is_noted_with_the_ledger() -> None:
 
 
 @pytest.mark.compat("MetadataUpdateLoopTest.testConflictOnWrite", verdict="same")
-async def test_rule_s3_after_a_conflict_nothing_is_copied_twice() -> None:
-    cluster = await lost_b2()
-
+async def test_rule_s3_after_a_conflict_nothing_is_copied_twice(cluster: Cluster) -> None:
     async def conflict(transfer: Transfer) -> None:
         await touch(cluster)
 
     once_copied(cluster, conflict)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert cluster.bookies.copied_count == 7
     assert (await cluster.metadata()).bookies == {B1, B3, *cluster.bookies.targets}
-    await cluster.assert_whole()
 
 
-async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
-    cluster = await lost_b2()
-
+async def test_rule_s3_a_restarted_target_gets_everything_again(cluster: Cluster) -> None:
     async def conflict_and_restart(transfer: Transfer) -> None:
         assert transfer.target is not None
         await touch(cluster)
@@ -427,12 +394,9 @@ async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
         await cluster.revive(transfer.target)
 
     once_copied(cluster, conflict_and_restart)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert cluster.bookies.copied_count == 14
-    await cluster.assert_whole()
 
 
 @pytest.mark.compat(
@@ -446,9 +410,7 @@ async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
     why="by bookie index; after any conflict the metadata is read again and the repair is "
     "planned again",
 )
-async def test_rule_s2_another_repairs_changes_are_not_undone() -> None:
-    cluster = await lost_b2()
-
+async def test_rule_s2_another_repairs_changes_are_not_undone(cluster: Cluster) -> None:
     async def replaced_by_java(transfer: Transfer) -> None:
         versioned = await cluster.manager.read(LEDGER)
         for entry_id in cluster.bookie(B2).entry_ids(LEDGER):
@@ -458,23 +420,17 @@ async def test_rule_s2_another_repairs_changes_are_not_undone() -> None:
         await cluster.manager.write(LEDGER, changed, read_as=versioned)
 
     once_while_copying(cluster, replaced_by_java)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    await make_whole(cluster)
 
-    assert outcome.kind is OutcomeKind.DONE
     assert await cluster.ensembles() == [(B1, B7, B3)]
-    await cluster.assert_whole()
 
 
-async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
-    cluster = await lost_b2()
-
+async def test_metadata_that_never_stops_changing_defers_the_repair(cluster: Cluster) -> None:
     async def keep_conflicting(transfer: Transfer) -> None:
         await touch(cluster)
 
     cluster.bookies.before_transfer = keep_conflicting
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.CONFLICTS)
     assert (await cluster.manager.read(LEDGER)).version <= 4 * ROUNDS_MAX
@@ -488,9 +444,8 @@ async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
 @pytest.mark.parametrize(
     "other_blocked", [False, True], ids=["alone", "beside what cannot be repaired"]
 )
-async def test_a_ledger_deleted_during_the_copy_is_unmarked(
-    cluster: Cluster, other_blocked: bool
-) -> None:
+async def test_a_ledger_deleted_during_the_copy_is_unmarked(other_blocked: bool) -> None:
+    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
     await cluster.kill(B2)
     await cluster.mark(B2)
@@ -501,8 +456,7 @@ async def test_a_ledger_deleted_during_the_copy_is_unmarked(
         await cluster.manager.delete(LEDGER, version=0)
 
     once_while_copying(cluster, delete)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_queue_empty()
@@ -512,9 +466,8 @@ async def test_a_ledger_deleted_during_the_copy_is_unmarked(
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testManyFailures", verdict="same")
-async def test_rule_s6_a_ledger_marked_again_stays_marked() -> None:
+async def test_rule_s6_a_ledger_marked_again_stays_marked(cluster: Cluster) -> None:
     """It is repaired."""
-    cluster = await lost_b2()
 
     async def mark_again(transfer: Transfer) -> None:
         await cluster.mark(B2, B3)
@@ -537,9 +490,9 @@ async def test_rule_s6_a_ledger_marked_again_stays_marked() -> None:
     "released; only the end of the session ends the worker's run",
 )
 @pytest.mark.parametrize("fault", StoreFault)
-async def test_a_repair_whose_last_reply_was_lost_is_made_once(fault: StoreFault) -> None:
-    cluster = await lost_b2()
-
+async def test_a_repair_whose_last_reply_was_lost_is_made_once(
+    cluster: Cluster, fault: StoreFault
+) -> None:
     async with cluster.node() as node:
         lease = await node.lease()
         fault_once(cluster, node.store, SetData, fault)
@@ -552,9 +505,7 @@ async def test_a_repair_whose_last_reply_was_lost_is_made_once(fault: StoreFault
     await cluster.assert_queue_empty()
 
 
-async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write() -> None:
-    cluster = await lost_b2()
-
+async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write(cluster: Cluster) -> None:
     async def lose_lock(transfer: Transfer) -> None:
         await cluster.store.delete(PATHS.lock(LEDGER))
 
@@ -567,10 +518,8 @@ async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write() -> None:
     assert await cluster.marked() == [LEDGER]
 
 
-async def test_rule_s3_after_a_lost_reply_and_a_new_mark_it_ends() -> None:
+async def test_rule_s3_after_a_lost_reply_and_a_new_mark_it_ends(cluster: Cluster) -> None:
     """The lost reply was to the completion; the repair no longer has the lock."""
-    cluster = await lost_b2()
-
     async with cluster.node() as node:
         lease = await node.lease()
         fault_once(cluster, node.store, SetData, StoreFault.LOST_REPLY)

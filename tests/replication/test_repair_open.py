@@ -21,6 +21,7 @@ from tests.replication.repairs import (
     blocked_by,
     drain,
     lost_b2,
+    make_whole,
     once_while_copying,
     open_ledger,
     repair,
@@ -52,8 +53,7 @@ async def test_an_open_ledger_is_left_to_its_writer_at_first(state: LedgerState)
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
     assert outcome.sighting is not None
@@ -151,8 +151,7 @@ async def test_rule_s12_closed_fragments_are_repaired_without_fencing() -> None:
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
 
-    async with cluster.node(local=B4) as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster, local=B4)
 
     first, last = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
@@ -200,8 +199,7 @@ async def test_rule_s2_a_writers_change_during_a_copy_is_not_undone() -> None:
         await cluster.manager.write(LEDGER, changed, read_as=versioned)
 
     once_while_copying(cluster, replace_it)
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     first, second, last = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
@@ -216,8 +214,7 @@ async def test_closed_fragments_without_target_do_not_stop_the_grace() -> None:
     cluster.bookies.fail(B3, Op.READ_LAC, Fault(error=UnavailableError))
     before = await cluster.metadata()
 
-    async with cluster.node() as node:
-        outcome = await repair_with(node)
+    outcome = await repair(cluster)
 
     assert outcome.reason is Reason.OPEN_LEDGER_GRACE
     assert await cluster.metadata() == before
@@ -476,11 +473,10 @@ async def test_an_abandoned_recovery_is_completed_before_the_unmark() -> None:
     """Nothing is missing, but its fenced writer can never close the ledger."""
     cluster = await begun()
 
-    assert (await repair(cluster)).kind is OutcomeKind.DONE
+    await make_whole(cluster)
 
     metadata = await cluster.metadata()
     assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)
-    await cluster.assert_whole()
     await cluster.assert_queue_empty()
 
 
@@ -505,12 +501,11 @@ async def test_closed_fragments_of_an_abandoned_recovery_keep_the_mark() -> None
     cluster = await open_ledger((B1, B2, B4), THREE, starts=(0, 5), state=LedgerState.IN_RECOVERY)
     await cluster.kill(B4)
 
-    assert (await repair(cluster)).kind is OutcomeKind.DONE
+    await make_whole(cluster)
 
     metadata = await cluster.metadata()
     assert metadata.is_closed
     assert B4 not in metadata.bookies
-    await cluster.assert_whole()
 
 
 async def test_during_a_hold_a_whole_ledger_stays_in_recovery() -> None:

@@ -19,6 +19,7 @@ from tests.replication.repairs import (
     assert_still_marked,
     blocked_by,
     drain,
+    make_whole,
     order_maintenance,
     repair,
     repair_late,
@@ -220,8 +221,7 @@ async def test_two_bookies_without_files_get_back_entries_of_the_third(
 
     for entry_id in lost:
         cluster.put(LEDGER, entry_id, reformatted[0])
-    assert (await repair(cluster)).kind is OutcomeKind.DONE
-    await cluster.assert_whole()
+    await make_whole(cluster)
 
 
 async def test_useless_copies_of_a_refused_move_are_reported() -> None:

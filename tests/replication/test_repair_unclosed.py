@@ -13,7 +13,14 @@ from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
-from tests.replication.repairs import THREE, blocked_by, open_ledger, repair, watch_fencing
+from tests.replication.repairs import (
+    THREE,
+    blocked_by,
+    make_whole,
+    open_ledger,
+    repair,
+    watch_fencing,
+)
 from tests.replication.watched import settle
 
 scene = open_ledger
@@ -144,8 +151,7 @@ async def test_rule_s6_a_reformatted_member_keeps_the_mark(cluster: Cluster) -> 
 async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open(cluster: Cluster) -> None:
     fenced = watch_fencing(cluster)
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     assert outcome.kind is OutcomeKind.DONE
     assert fenced == []
@@ -166,8 +172,7 @@ async def test_an_open_ledger_without_a_known_end_waits(
     for bookie in THREE:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=error))
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, reason)
     assert await cluster.marked() == [LEDGER]
@@ -178,8 +183,7 @@ async def test_rule_s12_open_members_get_no_copies_in_place() -> None:
     cluster.bookie(B3).lose(LEDGER, 0)
     cluster.bookie(B2).lose(LEDGER, 9)
 
-    async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.lease())
+    outcome = await repair(cluster)
 
     (b1, b2, other), last = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
@@ -218,10 +222,9 @@ async def test_an_abandoned_recovery_is_completed_for_a_missing_copy() -> None:
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     await lose_tail(cluster, B2)
 
-    assert (await repair(cluster)).kind is OutcomeKind.DONE
+    await make_whole(cluster)
 
     assert (await cluster.metadata()).last_entry_id == 3
-    await cluster.assert_whole()
 
 
 async def test_the_last_copies_are_saved_if_no_end_can_be_proven() -> None:
