@@ -123,7 +123,7 @@ async def auditing(
     """Yield a leader whose auditor runs. An error of the auditor ends the test."""
     async with (
         leading(cluster, name, settings, hold, outages) as leader,
-        _running(leader.auditor.run()) as task,
+        running(leader.auditor.run()) as task,
     ):
         leader.task = task
         yield leader
@@ -132,12 +132,13 @@ async def auditing(
 @asynccontextmanager
 async def draining(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Leader]:
     """Yield a leader whose drainer runs. An error of the drainer ends the test."""
-    async with leading(cluster, name) as leader, _running(leader.drainer.run()):
+    async with leading(cluster, name) as leader, running(leader.drainer.run()):
         yield leader
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[None, None, None]) -> AsyncIterator["asyncio.Task[None]"]:
+async def running(work: Coroutine[None, None, None]) -> AsyncIterator["asyncio.Task[None]"]:
+    """Do the work during the block. An error of the work ends the test."""
     task = asyncio.create_task(work)
     try:
         yield task

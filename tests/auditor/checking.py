@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -42,6 +42,7 @@ from replication.nodes import Membership, Role
 from replication.orders import OrderStore
 from replication.transactions import Batcher
 from replication.znodes import Audit
+from tests.auditor import auditing
 from tests.auditor.scenes import with_ledgers
 from tests.memory.history import MemoryHistory
 from tests.memory.store import MemoryStore
@@ -186,17 +187,9 @@ async def checker(
         await store.close()
 
 
-@asynccontextmanager
-async def running(made: Checker) -> AsyncIterator[None]:
+def running(made: Checker) -> AbstractAsyncContextManager[object]:
     """Run the runner. An error of the runner ends the test."""
-    task = asyncio.create_task(made.runner.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
+    return auditing.running(made.runner.run())
 
 
 async def filled_ledger_map(manager: LedgerManager) -> LedgerMap:
@@ -231,6 +224,13 @@ async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LE
 
 async def record(cluster: Cluster, kind: CheckKind = HOURLY) -> CheckRecord:
     return await read_check(cluster.store, PATHS, kind.name)
+
+
+async def last_run(cluster: Cluster, kind: CheckKind = HOURLY) -> CheckRun:
+    """Return the record of the last finished run, which must exist."""
+    last = (await record(cluster, kind)).last
+    assert last is not None
+    return last
 
 
 async def ten_ledgers() -> Cluster:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
+
+scene = partial(with_ledgers, (B1, B2), (B2, B3))
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
 
@@ -101,8 +104,7 @@ def outages_of(cluster: Cluster) -> Outages:
     return Outages(cluster.clock, return_s=20.0)
 
 
-async def test_a_bookie_that_returns_after_an_outage_was_never_lost() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
+async def test_a_bookie_that_returns_after_an_outage_was_never_lost(cluster: Cluster) -> None:
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
         cluster.tree.suspend(leader.store)
         await cluster.kill(B1)
@@ -116,8 +118,7 @@ async def test_a_bookie_that_returns_after_an_outage_was_never_lost() -> None:
         assert await cluster.marked() == []
 
 
-async def test_a_bookie_that_does_not_return_is_lost_after_that_time() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
+async def test_a_bookie_that_does_not_return_is_lost_after_that_time(cluster: Cluster) -> None:
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
         cluster.tree.suspend(leader.store)
         await cluster.kill(B1)
@@ -130,8 +131,7 @@ async def test_a_bookie_that_does_not_return_is_lost_after_that_time() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_a_further_outage_shortens_no_time_to_return() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
+async def test_a_further_outage_shortens_no_time_to_return(cluster: Cluster) -> None:
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
         cluster.tree.suspend(leader.store)
         await cluster.kill(B1)
@@ -149,8 +149,7 @@ async def test_a_further_outage_shortens_no_time_to_return() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_repeated_outages_do_not_hide_a_loss_for_ever() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
+async def test_repeated_outages_do_not_hide_a_loss_for_ever(cluster: Cluster) -> None:
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
         cluster.tree.suspend(leader.store)
         await cluster.kill(B1)
@@ -164,8 +163,7 @@ async def test_repeated_outages_do_not_hide_a_loss_for_ever() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_a_loss_known_before_the_outage_waits_for_nothing() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
+async def test_a_loss_known_before_the_outage_waits_for_nothing(cluster: Cluster) -> None:
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]

@@ -3,8 +3,8 @@ reports.
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from prometheus_client import REGISTRY
@@ -17,9 +17,8 @@ from auditor.records import read_audit
 from auditor.settings import AuditorSettings
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId, LedgerState, Segment
-from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
 from replication.marks import read_urgent
-from tests.auditor.auditing import auditing, leading
+from tests.auditor.auditing import auditing, leading, running
 from tests.auditor.scenes import (
     SOON_S,
     count_audits,
@@ -31,6 +30,9 @@ from tests.auditor.scenes import (
 from tests.replication.cluster import Cluster, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT, working
+from tests.replication.refusing import refuse, writes_below
+
+scene = partial(with_ledgers, (B1, B2))
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testSimpleLedger", verdict="same")
@@ -61,8 +63,7 @@ async def test_workers_are_told_which_ledgers_are_urgent() -> None:
         assert await read_urgent(cluster.store, PATHS) == ()
 
 
-async def test_bookies_lost_before_the_election_are_found_by_cookie() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_bookies_lost_before_the_election_are_found_by_cookie(cluster: Cluster) -> None:
     await cluster.kill(B1)
 
     async with auditing(cluster):
@@ -76,8 +77,7 @@ async def test_a_bookie_without_cookie_that_a_ledger_names_is_lost_too() -> None
         assert await marked_soon(cluster) == [1]
 
 
-async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops(cluster: Cluster) -> None:
     await cluster.store.delete(f"{ROOT}/cookies/{B1}")
 
     async with auditing(cluster):
@@ -87,9 +87,7 @@ async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops() -> None
         assert await marked_soon(cluster) == [0]
 
 
-async def test_a_bookie_that_disappears_with_its_cookie_is_lost() -> None:
-    cluster = await with_ledgers((B1, B2))
-
+async def test_a_bookie_that_disappears_with_its_cookie_is_lost(cluster: Cluster) -> None:
     async with auditing(cluster):
         assert await marked_soon(cluster) == []
         await set_delay(cluster, 0)  # asks for an audit, after which nothing happens for a while
@@ -100,8 +98,7 @@ async def test_a_bookie_that_disappears_with_its_cookie_is_lost() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_a_read_only_bookie_is_lost_only_once_it_disappears() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_read_only_bookie_is_lost_only_once_it_disappears(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.register(B1, is_read_only=True)
         await cluster.store.delete(f"{ROOT}/available/{B1}")
@@ -121,15 +118,11 @@ async def test_ledgers_with_the_fewest_copies_are_marked_first(
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0, 1]
 
-    worse, other = [await cluster.store.exists(PATHS.mark(i)) for i in (1, 0)]
-    assert worse is not None
-    assert other is not None
-    assert worse.czxid < other.czxid
+    assert (await cluster.mark_stat(1)).czxid < (await cluster.mark_stat(0)).czxid
     assert await replicas(cluster, 1) == (B1, B2)
 
 
-async def test_a_loss_is_handled_once() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_loss_is_handled_once(cluster: Cluster) -> None:
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         audits = count_audits(leader)
@@ -142,8 +135,7 @@ async def test_a_loss_is_handled_once() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testRestartBookie", verdict="same")
-async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
@@ -154,8 +146,7 @@ async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testMultipleBookieFailures", verdict="same")
-async def test_a_second_loss_marks_a_completed_ledger_again() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_second_loss_marks_a_completed_ledger_again(cluster: Cluster) -> None:
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
         await until(cluster, lambda: _is_free_of(cluster, B1))
@@ -195,17 +186,6 @@ async def _is_free_of(cluster: Cluster, bookie: BookieId) -> bool:
     return bookie not in (await cluster.metadata(0)).bookies and not await cluster.marked()
 
 
-async def test_a_further_loss_extends_the_mark() -> None:
-    cluster = await with_ledgers((B1, B2, B3))
-    async with auditing(cluster):
-        await cluster.kill(B1)
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B2)
-        await asyncio.sleep(SOON_S)
-
-        assert await replicas(cluster, 0) == (B1, B2)
-
-
 async def test_the_result_of_the_last_audit_is_published() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     path = cluster.manager.path(1)
@@ -236,14 +216,7 @@ async def add_segment(
     )
 
 
-async def mark_version(cluster: Cluster, ledger_id: int) -> int:
-    stat = await cluster.store.exists(PATHS.mark(ledger_id))
-    assert stat is not None
-    return stat.version
-
-
-async def test_a_new_ledger_on_a_lost_bookie_is_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_new_ledger_on_a_lost_bookie_is_marked(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
@@ -258,8 +231,7 @@ async def test_a_new_ledger_on_a_lost_bookie_is_marked() -> None:
     verdict="better",
     why="at once, when the ledger appears, instead of at the next periodic check",
 )
-async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked(cluster: Cluster) -> None:
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         await cluster.write_ledger((B2, BookieId("never-seen:3181")), ledger_id=7)
@@ -267,28 +239,22 @@ async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked() -> None:
         assert await marked_soon(cluster) == [7]
 
 
-async def test_a_marked_ledger_is_not_marked_again_when_it_grows(cluster: Cluster) -> None:
-    await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+@pytest.mark.parametrize("is_older", [True, False], ids=["older than the loss", "created after it"])
+async def test_a_marked_ledger_is_not_marked_again_when_it_grows(is_older: bool) -> None:
+    cluster = await Cluster.start()
     async with auditing(cluster):
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == [0]
-
-        await add_segment(cluster, 0, B3, B2, first_entry_id=10)
-        await asyncio.sleep(SOON_S)
-        assert await mark_version(cluster, 0) == 0
-
-
-async def test_a_ledger_marked_at_creation_is_not_marked_again(cluster: Cluster) -> None:
-    async with auditing(cluster):
-        await cluster.kill(B1)
-        await asyncio.sleep(SOON_S)
+        if not is_older:
+            await cluster.kill(B1)
+            await asyncio.sleep(SOON_S)
         await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+        await asyncio.sleep(SOON_S)
+        if is_older:
+            await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
 
         await add_segment(cluster, 0, B3, B2, first_entry_id=10)
         await asyncio.sleep(SOON_S)
-        assert await mark_version(cluster, 0) == 0
+        assert (await cluster.mark_stat(0)).version == 0
 
 
 async def test_a_failed_mark_of_a_new_ledger_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,8 +289,7 @@ async def test_partial_repairs_cost_the_leader_only_metadata_reads() -> None:
         assert leader.store.request_count - before < 60
 
 
-async def test_a_repaired_ledger_put_on_the_lost_bookie_is_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_repaired_ledger_put_on_the_lost_bookie_is_marked(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
@@ -349,17 +314,16 @@ async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked() -> None:
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
         await cluster.mark(B1, ledger_id=7)  # by Java's auditor
-        before = await mark_version(cluster, 7)
+        before = (await cluster.mark_stat(7)).version
 
         await cluster.write_ledger((B1, B3), ledger_id=7)
         await asyncio.sleep(SOON_S)
 
-        assert await mark_version(cluster, 7) == before + 1
+        assert (await cluster.mark_stat(7)).version == before + 1
         assert await replicas(cluster, 7) == (B1,)
 
 
-async def test_changes_are_marked_once_marking_is_possible_again() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_changes_are_marked_once_marking_is_possible_again(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
@@ -388,8 +352,7 @@ async def test_a_decommissioned_bookie_is_no_longer_lost() -> None:
         assert REGISTRY.get_sample_value(gauge, {"state": "lost"}) == 0
 
 
-async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it(cluster: Cluster) -> None:
     async with auditing(cluster) as leader:
         await cluster.kill(B1)
         await cluster.store.delete(f"{ROOT}/cookies/{B1}")  # decommissioned, too early
@@ -400,8 +363,7 @@ async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
         assert leader.auditor.tracker.states.absent_since_s == {}
 
 
-async def test_all_metadata_is_compared_with_the_bookies_periodically() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_all_metadata_is_compared_with_the_bookies_periodically(cluster: Cluster) -> None:
     settings = AuditorSettings(bookie_check_interval_s=100)
     async with auditing(cluster, settings=settings) as leader:
         audits = count_audits(leader)
@@ -416,8 +378,7 @@ async def test_all_metadata_is_compared_with_the_bookies_periodically() -> None:
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testDelayedAuditWithPeriodicBookieCheck", verdict="same"
 )
-async def test_a_periodic_check_does_not_shorten_the_recovery_delay() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_periodic_check_does_not_shorten_the_recovery_delay(cluster: Cluster) -> None:
     settings = AuditorSettings(bookie_check_interval_s=10, lost_bookie_recovery_delay_s=60)
     async with auditing(cluster, settings=settings):
         await asyncio.sleep(SOON_S)
@@ -435,18 +396,6 @@ NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_coun
 RECORDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "losses")]
 
 
-def refuse_writes(store: MetadataStore, path: str) -> None:
-    multi = store.multi
-
-    async def refused(operations: Sequence[Operation]) -> list[OperationResult]:
-        for index, each in enumerate(operations):
-            if isinstance(each, Create | SetData) and each.path == path:
-                raise MultiFailed(index, UnauthorizedError("the ACL shuts us out"))
-        return await multi(operations)
-
-    store.multi = refused  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.rpartition("/")[2])
 @pytest.mark.parametrize("is_readable", [False, True], ids=["for reading", "for writing"])
 async def test_denied_access_to_the_leaders_records_is_survived(
@@ -455,29 +404,26 @@ async def test_denied_access_to_the_leaders_records_is_survived(
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.create(path, b'{"version": 1}', with_parents=True)
     async with leading(cluster) as leader:
-        refuse_writes(leader.store, path)
+        refuse(leader.store, writes_below(path), UnauthorizedError)
         if not is_readable:
             shut_out(leader.store, path)
         with capture_logs() as logs:
-            auditor = asyncio.create_task(leader.auditor.run())
-            await asyncio.sleep(5)
-            await cluster.kill(B1)
-            assert await marked_soon(cluster) == [0]
-            await asyncio.sleep(180)
-            assert not auditor.done()
-            await cluster.kill(B3)
-            assert await marked_soon(cluster) == [0, 1]
+            async with running(leader.auditor.run()) as auditor:
+                await asyncio.sleep(5)
+                await cluster.kill(B1)
+                assert await marked_soon(cluster) == [0]
+                await asyncio.sleep(180)
+                assert not auditor.done()
+                await cluster.kill(B3)
+                assert await marked_soon(cluster) == [0, 1]
 
-        told = [line for line in logs if line["event"] == "record.access_denied"]
-        assert {line["path"] for line in told} == {path}
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+    told = [line for line in logs if line["event"] == "record.access_denied"]
+    assert {line["path"] for line in told} == {path}
 
 
-async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_denied_access_to_the_ledger_map_record_is_survived(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
-        refuse_writes(leader.store, PATHS.ledger_map)
+        refuse(leader.store, writes_below(PATHS.ledger_map), UnauthorizedError)
 
         with capture_logs() as logs:
             await leader.records.write(NOTE)
@@ -485,19 +431,14 @@ async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
     assert [line["path"] for line in logs] == [PATHS.ledger_map]
 
 
-async def test_an_unreadable_disable_switch_counts_as_set() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with leading(cluster) as leader:
-        auditor = asyncio.create_task(leader.auditor.run())
+async def test_an_unreadable_disable_switch_counts_as_set(cluster: Cluster) -> None:
+    async with auditing(cluster) as leader:
         await asyncio.sleep(5)
         shut_out(leader.store, PATHS.disable)
         await cluster.store.create(PATHS.disable)
         await cluster.kill(B1)
         await asyncio.sleep(30)
-        assert not auditor.done()
         assert await cluster.marked() == []
 
         await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0]
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)

@@ -15,7 +15,6 @@ from auditor.marker import Take
 from auditor.records import UNSEEN_MAX_MS, StoredAbsences, read_absences
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
-from ledgers.store import Delete
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import HOURLY, HOURS, CountingCheck, checker, running
@@ -31,7 +30,7 @@ from tests.auditor.scenes import (
 from tests.memory.store import Fault
 from tests.metric_changes import changes, sample
 from tests.replication.cluster import PAYLOAD_BYTES, Cluster, until
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT
 
 scene = partial(with_ledgers, (B1, B2))
@@ -200,30 +199,15 @@ async def test_a_failed_write_of_the_record_needs_no_new_audit(cluster: Cluster)
         assert audits == []
 
 
-async def test_maintenance_is_not_recorded_as_an_absence(cluster: Cluster) -> None:
-    await cluster.kill(B1)
-    now_ms = cluster.clock.wall_ms()
-    window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
-    path = f"{PATHS.private.directory}/orders/maintenance/{B1}"
-    await cluster.store.create(path, window, with_parents=True)
-    async with auditing(cluster):
-        await asyncio.sleep(10)
-
-        assert (await stored(cluster)).since_ms == {}
-
-
-async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_absence() -> None:
+async def test_an_absence_is_recorded_from_the_end_of_maintenance_on(cluster: Cluster) -> None:
     """status shows from this record when the bookie becomes lost."""
-    cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
-    now_ms = cluster.clock.wall_ms()
-    window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
-    path = f"{PATHS.private.directory}/orders/maintenance/{B1}"
-    await cluster.store.create(path, window, with_parents=True)
+    await maintain(cluster, B1, for_s=3600)
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(10)
+        assert (await stored(cluster)).since_ms == {}
         ended_ms = cluster.clock.wall_ms()
-        await cluster.store.delete(path)
+        await end_maintenance(cluster, B1)
         await asyncio.sleep(SOON_S)
 
         since_ms = (await stored(cluster)).since_ms
@@ -292,27 +276,6 @@ async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
         assert await cluster.marked() == [0]
 
 
-async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost(cluster: Cluster) -> None:
-    async with auditing(cluster):
-        await asyncio.sleep(SOON_S)
-        operations = [Delete(path=f"{ROOT}/available/{bookie}") for bookie in BOOKIES]
-        cluster.tree.apply(cluster.store.session_id, operations)
-        await asyncio.sleep(100)
-        for bookie in BOOKIES:
-            await cluster.register(bookie)
-        await asyncio.sleep(10)
-
-        assert await cluster.marked() == []
-        assert (await stored(cluster)).since_ms == {}
-
-
-async def mark_version(cluster: Cluster) -> int:
-    """Return the version of ledger 0's mark."""
-    stat = await cluster.store.exists(PATHS.mark(0))
-    assert stat is not None
-    return stat.version
-
-
 async def flap(cluster: Cluster) -> int:
     """Let ``B1`` disappear and return. Return the version of the mark as a worker has read it."""
     await asyncio.sleep(SOON_S)
@@ -320,7 +283,7 @@ async def flap(cluster: Cluster) -> int:
     assert await marked_soon(cluster) == [0]
     await cluster.revive(B1)
     await asyncio.sleep(SOON_S)
-    return await mark_version(cluster)
+    return (await cluster.mark_stat(0)).version
 
 
 async def test_marks_are_renewed_if_a_bookie_disappears_again(cluster: Cluster) -> None:
@@ -330,7 +293,7 @@ async def test_marks_are_renewed_if_a_bookie_disappears_again(cluster: Cluster) 
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
 
-        assert await mark_version(cluster) == before + 1
+        assert (await cluster.mark_stat(0)).version == before + 1
 
 
 async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned(cluster: Cluster) -> None:
@@ -342,7 +305,7 @@ async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned(cluster: 
         async with auditing(cluster, name):
             await asyncio.sleep(SOON_S)
 
-    assert await mark_version(cluster) == before + 1
+    assert (await cluster.mark_stat(0)).version == before + 1
 
 
 # --- Bookies in maintenance are not lost before their window is over ------------------------------

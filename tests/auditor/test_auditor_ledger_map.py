@@ -5,6 +5,7 @@ the map.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +18,15 @@ from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
 from replication.orders import HoldOrder, hold_znode
-from tests.auditor.auditing import Leader, auditing, leading
+from tests.auditor.auditing import Leader, auditing, leading, running
 from tests.auditor.ledger_map_scenes import rescan
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, replicas, with_ledgers
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT
+
+scene = partial(with_ledgers, (B1, B2))
 
 SPARES = [BookieId(f"spare-{number}:3181") for number in range(10)]
 
@@ -38,13 +41,6 @@ async def with_many_ledgers(count: int) -> Cluster:
     for ledger_id in range(count):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
     return cluster
-
-
-async def made(cluster: Cluster, ledger_id: int) -> int:
-    """Return the transaction that created the mark."""
-    stat = await cluster.store.exists(PATHS.mark(ledger_id))
-    assert stat is not None
-    return stat.czxid
 
 
 async def test_a_loss_is_marked_without_reading_metadata() -> None:
@@ -79,13 +75,11 @@ async def test_the_first_marks_are_made_before_the_lookup_is_complete() -> None:
 
         cluster.tree.faults = note
         await cluster.kill(B1)
-        auditor = asyncio.create_task(leader.auditor.run())
-        await asyncio.sleep(SOON_S)
+        async with running(leader.auditor.run()):
+            await asyncio.sleep(SOON_S)
 
-        assert 0 < looked_up_at_first_mark[0] <= SLICE
-        assert await cluster.marked() == list(range(4 * SLICE))
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+            assert 0 < looked_up_at_first_mark[0] <= SLICE
+            assert await cluster.marked() == list(range(4 * SLICE))
 
 
 def delay_reads(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -122,29 +116,24 @@ async def test_a_loss_during_the_first_scan_is_marked_after_it(
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with leading(cluster) as leader:
         is_released = delay_reads(leader, monkeypatch)
-        auditor = asyncio.create_task(leader.auditor.run())
-        await cluster.kill(B1)
-        assert await marked_soon(cluster) == []
+        async with running(leader.auditor.run()):
+            await cluster.kill(B1)
+            assert await marked_soon(cluster) == []
 
-        is_released.set()
-        assert await marked_soon(cluster) == [0, 1]
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+            is_released.set()
+            assert await marked_soon(cluster) == [0, 1]
 
 
 async def test_a_reformatted_bookie_waits_until_all_ledgers_are_known(
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(3600)):
         await asyncio.sleep(SOON_S)
     await cluster.reformat(B1)
     async with leading(cluster, "node-2", delayed(3600)) as leader:
         delay_reads(leader, monkeypatch)
-        auditor = asyncio.create_task(leader.auditor.run())
-        assert await marked_soon(cluster) == []
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+        async with running(leader.auditor.run()):
+            assert await marked_soon(cluster) == []
 
     async with auditing(cluster, "node-3", delayed(3600)):
         assert await marked_soon(cluster) == [0]
@@ -177,8 +166,7 @@ async def test_a_worse_loss_overtakes_one_that_is_still_being_marked(
         await asyncio.sleep(60)
 
     assert await cluster.marked() == [*range(1000), 5000]
-    worse, last = [await made(cluster, ledger_id) for ledger_id in (5000, 999)]
-    assert worse < last
+    assert (await cluster.mark_stat(5000)).czxid < (await cluster.mark_stat(999)).czxid
 
 
 async def test_marking_stops_when_the_bookie_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,35 +212,29 @@ async def unmark_all(cluster: Cluster) -> None:
         pytest.param(lose_and_return, lose, id="absent twice"),
     ],
 )
-def test_marks_are_made_again_if_a_bookie_returns_during_marking(
+async def test_marks_are_made_again_if_a_bookie_returns_during_marking(
     before: Callable[[Cluster], Awaitable[None]],
     after: Callable[[Cluster], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bookie returns for a moment; workers delete the marks; then it disappears again."""
+    cluster = await with_many_ledgers(400)
+    async with marking_slowly(cluster, monkeypatch):
+        await before(cluster)
+        await asyncio.sleep(3)
+        slow, cluster.tree.latency = cluster.tree.latency, lambda: asyncio.sleep(0)
+        assert len(await cluster.marked()) > 10
+        await unmark_all(cluster)
+        cluster.tree.latency = slow
 
-    @in_virtual_time
-    async def running() -> None:
-        cluster = await with_many_ledgers(400)
-        async with marking_slowly(cluster, monkeypatch):
-            await before(cluster)
-            await asyncio.sleep(3)
-            slow, cluster.tree.latency = cluster.tree.latency, lambda: asyncio.sleep(0)
-            assert len(await cluster.marked()) > 10
-            await unmark_all(cluster)
-            cluster.tree.latency = slow
+        await after(cluster)
+        await asyncio.sleep(60)
 
-            await after(cluster)
-            await asyncio.sleep(60)
-
-        assert await cluster.marked() == list(range(400))
-
-    running()
+    assert await cluster.marked() == list(range(400))
 
 
-async def test_marks_are_made_again_after_the_leaders_own_outage() -> None:
+async def test_marks_are_made_again_after_the_leaders_own_outage(cluster: Cluster) -> None:
     """The bookie returned, and disappeared again, while the leader was suspended."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
@@ -267,21 +249,16 @@ async def test_marks_are_made_again_after_the_leaders_own_outage() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_another_auditors_mark_is_renewed_at_the_first_loss() -> None:
+async def test_another_auditors_mark_is_renewed_at_the_first_loss(cluster: Cluster) -> None:
     """A worker that saw the bookie registered is about to delete that mark."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         await cluster.mark(B1, ledger_id=0)
-        path = PATHS.mark(0)
-        before = await cluster.store.exists(path)
+        before = (await cluster.mark_stat(0)).version
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
-        after = await cluster.store.exists(path)
 
-    assert before is not None
-    assert after is not None
-    assert after.version == before.version + 1
+        assert (await cluster.mark_stat(0)).version == before + 1
 
 
 # --- Reformatted and new bookies ------------------------------------------------------------------
@@ -371,8 +348,7 @@ async def test_a_ledger_moved_to_a_newly_reformatted_bookie_is_marked() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_such_a_ledger_is_marked_also_during_a_rescan(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         await asyncio.sleep(SOON_S)
         await leader.auditor.run_once()
@@ -388,36 +364,31 @@ async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_during_a_hold_such_a_ledger_is_not_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
+@pytest.mark.parametrize(
+    ("path", "order"),
+    [
+        pytest.param(
+            hold_znode(PATHS).path,
+            HoldOrder(since_ms=1, is_by_operator=True).to_json(),
+            id="a hold",
+        ),
+        pytest.param(PATHS.disable, b"", id="disabled"),
+    ],
+)
+async def test_such_a_ledger_is_marked_when_marking_is_allowed_again(
+    cluster: Cluster, path: str, order: bytes
+) -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await reformat(cluster, B3)
-        hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
-        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
-        await asyncio.sleep(SOON_S)
-
-        await move(cluster, 0, B3)
-        assert await marked_soon(cluster) == []
-
-        await asyncio.sleep(STANDSTILL_MAX_S)
-        await cluster.store.delete(hold_znode(PATHS).path)
-        assert await marked_soon(cluster) == [0], "when it is over"
-
-
-async def test_while_disabled_the_reformatted_bookie_waits() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster, settings=delayed(3600)):
-        await asyncio.sleep(SOON_S)
-        await reformat(cluster, B3)
-        await cluster.store.create(PATHS.disable)
+        await cluster.store.create(path, order, with_parents=True)
         await asyncio.sleep(SOON_S)
 
         await move(cluster, 0, B3)
         await asyncio.sleep(STANDSTILL_MAX_S)
         assert await cluster.marked() == []
 
-        await cluster.store.delete(PATHS.disable)
+        await cluster.store.delete(path)
         assert await marked_soon(cluster) == [0]
 
 
@@ -441,8 +412,7 @@ async def test_a_bookie_added_and_reformatted_while_disabled_is_marked() -> None
         assert await marked_soon(cluster) == [0]
 
 
-async def test_the_next_leader_marks_such_a_ledger() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_the_next_leader_marks_such_a_ledger(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await reformat(cluster, B3)
@@ -452,8 +422,7 @@ async def test_the_next_leader_marks_such_a_ledger() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_such_a_ledger_is_marked_although_the_first_try_fails(cluster: Cluster) -> None:
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
         await reformat(cluster, B3)
@@ -473,22 +442,18 @@ async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
         assert await cluster.marked() == [0]
 
 
-async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
+async def test_a_mark_that_names_a_reformatted_bookie_is_renewed(cluster: Cluster) -> None:
     """A suspended worker that found the bookie whole would delete the old one (rule S6)."""
-    cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.mark(B2, ledger_id=0)
         await cluster.reformat(B2)
         await asyncio.sleep(SOON_S)
 
-        stat = await cluster.store.exists(PATHS.mark(0))
-    assert stat is not None
-    assert stat.version == 1
+        assert (await cluster.mark_stat(0)).version == 1
 
 
-async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_identities_of_decommissioned_bookies_are_deleted(cluster: Cluster) -> None:
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         for bookie in (B1, B3):  # of the first a ledger tells still
@@ -503,8 +468,7 @@ async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
     assert B3 not in known
 
 
-async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
-    cluster = await with_ledgers((B1, B2))
+async def test_a_bookie_that_joins_the_cluster_marks_nothing(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.register(BookieId("new:3181"))
         await cluster.store.create(f"{ROOT}/cookies/new:3181")

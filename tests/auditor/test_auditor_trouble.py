@@ -10,10 +10,11 @@ import pytest
 from auditor.auditor import RETRY_S
 from auditor.ledger_map_updater import RETRY_MAX_S as INDEX_RETRY_MAX_S
 from auditor.marker import Take
+from auditor.records import read_absences
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
-from tests.auditor.auditing import auditing, leading
+from tests.auditor.auditing import auditing, leading, running
 from tests.auditor.scenes import DELAY, SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
@@ -86,6 +87,7 @@ async def test_rule_s8_an_empty_list_of_bookies_marks_nothing(is_missing: bool) 
         await asyncio.sleep(100)
 
         assert await cluster.marked() == []
+        assert (await read_absences(cluster.store, PATHS)).since_ms == {}
 
 
 async def test_a_new_leader_continues_an_interrupted_audit() -> None:
@@ -135,30 +137,26 @@ async def test_rule_s8_a_leader_waits_until_it_has_read_the_records(path: str) -
     await cluster.kill(B1)
     async with leading(cluster) as leader:
         throttled = overload(leader.store, path)
-        auditor = asyncio.create_task(leader.auditor.run())
-        await asyncio.sleep(60)
-        assert not auditor.done()
-        assert await cluster.marked() == [], "the bookie may be neither absent for long nor new"
+        async with running(leader.auditor.run()) as auditor:
+            await asyncio.sleep(60)
+            assert not auditor.done()
+            assert await cluster.marked() == [], "the bookie may be neither absent for long nor new"
 
-        throttled.clear()
-        await asyncio.sleep(15)
-        assert await cluster.marked() == [0]
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+            throttled.clear()
+            await asyncio.sleep(15)
+            assert await cluster.marked() == [0]
 
 
 async def test_rule_s8_a_loss_is_pending_before_the_first_read(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         throttled = overload(leader.store, DELAY)
-        auditor = asyncio.create_task(leader.auditor.run())
-        await asyncio.sleep(60)
-        assert leader.auditor.tracker.is_loss_pending, "checks must wait, because they mark"
+        async with running(leader.auditor.run()):
+            await asyncio.sleep(60)
+            assert leader.auditor.tracker.is_loss_pending, "checks must wait, because they mark"
 
-        throttled.clear()
-        await asyncio.sleep(15)
-        assert not leader.auditor.tracker.is_loss_pending
-        auditor.cancel()
-        await asyncio.gather(auditor, return_exceptions=True)
+            throttled.clear()
+            await asyncio.sleep(15)
+            assert not leader.auditor.tracker.is_loss_pending
 
 
 async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch(cluster: Cluster) -> None:

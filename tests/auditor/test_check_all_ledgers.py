@@ -27,10 +27,10 @@ from tests.auditor.checking import (
     checked_at_ms,
     checker,
     five_ledgers,
+    last_run,
     look,
     lose_first,
     lose_the_ledger,
-    record,
     running,
 )
 from tests.auditor.scenes import replicas, with_ledgers
@@ -51,8 +51,7 @@ async def test_healthy_ledgers_are_all_checked_and_none_is_marked() -> None:
         async with running(made):
             await asyncio.sleep(10)
 
-    last = (await record(cluster, ALL_LEDGERS)).last
-    assert last is not None
+    last = await last_run(cluster, ALL_LEDGERS)
     assert (last.ledger_count, last.counts) == (10, {})
     assert await checked_at_ms(cluster, ALL_LEDGERS) == last.finished_ms
     assert await cluster.marked() == []
@@ -216,8 +215,7 @@ async def test_shards_smaller_than_the_cluster_cover_all_of_it() -> None:
         async with running(made):
             await asyncio.sleep(30)
 
-    last = (await record(cluster, ALL_LEDGERS)).last
-    assert last is not None
+    last = await last_run(cluster, ALL_LEDGERS)
     assert last.ledger_count == 30
     assert await cluster.marked() == [29]
 
@@ -235,8 +233,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_skipped() -> None:
         async with running(made):
             await asyncio.sleep(10)
 
-    last = (await record(cluster, ALL_LEDGERS)).last
-    assert last is not None
+    last = await last_run(cluster, ALL_LEDGERS)
     assert last.counts == {"unreadable": 1, "found": 1, "marked": 1}
     assert await checked_at_ms(cluster, ALL_LEDGERS) is not None
     assert await cluster.marked() == [4]

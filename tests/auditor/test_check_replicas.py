@@ -30,7 +30,7 @@ from tests.auditor.checking import (
     checked_at_ms,
     checker,
     filled_ledger_map,
-    record,
+    last_run,
     running,
 )
 from tests.auditor.scenes import replicas, with_ledgers
@@ -66,8 +66,7 @@ async def test_ten_healthy_ledgers_have_all_their_copies() -> None:
         async with running(made):
             await asyncio.sleep(60)
 
-    last = (await record(cluster, REPLICAS)).last
-    assert last is not None
+    last = await last_run(cluster, REPLICAS)
     assert (last.ledger_count, last.counts) == (10, {})
     assert await checked_at_ms(cluster, REPLICAS) == last.finished_ms
 
@@ -211,8 +210,7 @@ async def test_the_counts_are_of_the_whole_run() -> None:
         async with running(made):
             await asyncio.sleep(60)
 
-    last = (await record(cluster, REPLICAS)).last
-    assert last is not None
+    last = await last_run(cluster, REPLICAS)
     assert last.counts == {"below_write_quorum": 3, "found": 3, "marked": 3}
     assert await cluster.marked() == [0, 25, 59]
 

@@ -35,6 +35,7 @@ from tests.auditor.checking import (
     CountingCheck,
     checked_at_ms,
     checker,
+    last_run,
     record,
     running,
     store_time,
@@ -388,8 +389,7 @@ async def test_a_paused_run_continues_where_it_was(cluster: Cluster, pause: Paus
     assert paused.pause != ""
     assert (looked_at, paused.cursor, stored_ms) == ([0, 1, 2, 3], 4, None)
     assert check.looked_at == list(range(10))
-    last = (await record(cluster)).last
-    assert last is not None
+    last = await last_run(cluster)
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
     assert last.active_ms < 60_000, "the pause is no part of it"
     assert await checked_at_ms(cluster) == last.finished_ms
@@ -414,8 +414,7 @@ async def test_an_interrupted_part_does_not_check_ledgers_twice(cluster: Cluster
         await asyncio.sleep(200)
 
     assert check.looked_at == list(range(10))
-    last = (await record(cluster)).last
-    assert last is not None
+    last = await last_run(cluster)
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
     assert last.active_ms < 250_000
 
@@ -458,8 +457,7 @@ async def test_another_leader_continues_where_the_first_one_died(cluster: Cluste
 
     assert second.started_at == [4]
     assert first.looked_at + second.looked_at == list(range(10))
-    last = (await record(cluster)).last
-    assert last is not None
+    last = await last_run(cluster)
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
@@ -515,8 +513,7 @@ async def test_a_part_cut_short_is_repeated_and_counted_once(cluster: Cluster) -
     async with checker(cluster, check, settings=HOURS) as made, running(made):
         await asyncio.sleep(2 * RETRY_S + 10)
 
-    last = (await record(cluster)).last
-    assert last is not None
+    last = await last_run(cluster)
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
@@ -532,8 +529,7 @@ async def test_a_defect_of_ours_skips_one_ledger(cluster: Cluster) -> None:
         await asyncio.sleep(30)
 
     assert sorted(check.looked_at) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-    last = (await record(cluster)).last
-    assert last is not None
+    last = await last_run(cluster)
     assert last.counts == {"even": 5, "failed": 1}
 
 

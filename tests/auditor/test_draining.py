@@ -24,6 +24,7 @@ from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, working
+from tests.replication.workers import noted
 
 
 async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
@@ -452,9 +453,7 @@ async def test_without_a_target_everything_stays_with_a_reason() -> None:
     async with draining(cluster), cluster.node() as node, working(node):
         await asyncio.sleep(60)
         assert await cluster.ensembles(0) == [(B1, B2)]
-        note = await node.notes.read(0)
-        assert note is not None
-        assert note.reason.needs_help
+        assert (await noted(node, 0)).reason.needs_help
 
         await cluster.register(B3)
         await until(cluster, lambda: are_drained(cluster, B1))

@@ -18,12 +18,9 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.store import (
-    Check,
     Create,
     Delete,
-    MultiFailed,
     Operation,
-    OperationResult,
     SetData,
     request_bytes,
 )
@@ -36,6 +33,7 @@ from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.refusing import refuse, writes_below
 from tests.replication.watched import settle
 
 MARK = PATHS.mark(LEDGER)
@@ -70,9 +68,8 @@ async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch
         await leader.marker.mark(0, (B1,))
         count = await leader.marker.mark_all([underreplicated(i) for i in order])
 
-    made = {i: await cluster.store.exists(PATHS.mark(i)) for i in order}
     assert count == len(order)
-    czxids = [made[i].czxid for i in order]  # type: ignore[union-attr]
+    czxids = [(await cluster.mark_stat(i)).czxid for i in order]
     assert czxids == sorted(set(czxids))
 
 
@@ -117,49 +114,27 @@ async def test_existing_marks_cost_one_request_each(cluster: Cluster) -> None:
         assert leader.store.request_count - before <= len(ledgers) + MULTIS_AT_ONCE
 
 
-async def test_denied_access_to_a_mark_does_not_stop_the_others(cluster: Cluster) -> None:
+@pytest.mark.parametrize("denied", ["read the mark", "write it", "its directory", "its group"])
+async def test_denied_access_to_a_mark_does_not_stop_the_others(
+    cluster: Cluster, denied: str
+) -> None:
     """It is reported."""
-    await cluster.mark(B1, ledger_id=1)
+    hidden = 70_000  # in a group of directories of its own
+    path = PATHS.mark(hidden)
+    if denied in ("read the mark", "write it"):
+        await cluster.mark(B2, ledger_id=hidden)
     async with leading(cluster) as leader:
-        shut_out(leader.store, PATHS.mark(1))
+        if denied == "read the mark":
+            shut_out(leader.store, path)
+        else:
+            path = path.rsplit("/", {"write it": 0, "its directory": 1, "its group": 2}[denied])[0]
+            refuse(leader.store, writes_below(path), UnauthorizedError)
         with capture_logs() as logs:
-            assert await leader.marker.mark_all([underreplicated(i) for i in range(3)]) == 2
+            assert await leader.marker.mark_all([underreplicated(i) for i in (hidden, 0, 1)]) == 2
 
-    assert await cluster.marked() == [0, 1, 2]
+    assert set(await cluster.marked()) - {hidden} == {0, 1}
     told = [each for each in logs if each["event"] == "mark.access_denied"]
-    assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "error")]
-
-
-@pytest.mark.parametrize("shut", ["mark", "directory", "group"])
-async def test_a_mark_that_cannot_be_written_does_not_stop_the_others(shut: str) -> None:
-    cluster = await Cluster.start()
-    absent = 70_000  # in a group of directories of its own
-    if shut == "mark":
-        await cluster.mark(B2, ledger_id=absent)
-    path = PATHS.mark(absent)
-    path = path.rsplit("/", {"mark": 0, "directory": 1, "group": 2}[shut])[0]
-    async with leading(cluster) as leader:
-        forbid_writing(leader.store, path)
-        with capture_logs() as logs:
-            assert await leader.marker.mark_all([underreplicated(i) for i in (absent, 0, 1)]) == 2
-
-    assert set(await cluster.marked()) - {absent} == {0, 1}
-    told = [each for each in logs if each["event"] == "mark.access_denied"]
-    assert [each["ledger_id"] for each in told] == [absent]
-
-
-def forbid_writing(store: MemoryStore, path: str) -> None:
-    """Let ZooKeeper's ACLs refuse the session's changes of this znode and those below it."""
-    multi = store.multi
-
-    async def multi_if_allowed(operations: Sequence[Operation]) -> list[OperationResult]:
-        for index, operation in enumerate(operations):
-            is_below = f"{operation.path}/".startswith(f"{path}/")
-            if is_below and not isinstance(operation, Check):
-                raise MultiFailed(index, UnauthorizedError("the ACL shuts us out"))
-        return await multi(operations)
-
-    store.multi = multi_if_allowed  # type: ignore[method-assign]
+    assert [(each["ledger_id"], each["log_level"]) for each in told] == [(hidden, "error")]
 
 
 @pytest.mark.compat(
@@ -180,9 +155,7 @@ async def test_a_mark_that_names_all_bookies_is_not_written(cluster: Cluster) ->
     async with leading(cluster) as leader:
         assert await leader.marker.mark_all([underreplicated(LEDGER, B2)]) == 0
 
-    stat = await cluster.store.exists(MARK)
-    assert stat is not None
-    assert stat.version == 0
+    assert (await cluster.mark_stat()).version == 0
 
 
 @pytest.mark.parametrize(

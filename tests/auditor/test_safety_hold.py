@@ -12,7 +12,7 @@ from auditor.settings import HoldSettings
 from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
-from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.registration import BookieView
 from ledgers.store import Operation, Stat
 from replication.cluster import ClusterView
 from replication.orders import (
@@ -27,7 +27,7 @@ from replication.records import Stored
 from tests.auditor.auditing import Leader, leading
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, registered
 from tests.replication.nodes import PATHS
 
 TEN = tuple(BookieId(f"bookie-{name}:3181") for name in "abcdefghij")
@@ -297,13 +297,7 @@ def test_an_operators_expired_hold_says_nothing_of_the_bookies() -> None:
 
 def test_bookies_in_maintenance_or_decommissioned_do_not_count() -> None:
     view = ClusterView(
-        bookies=BookieView(
-            writable={
-                b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True)
-                for b in (E, F)
-            },
-            read_only={},
-        ),
+        bookies=BookieView(writable=registered((E, F))),
         cookies=dict.fromkeys((A, B, C, E, F), Stat(version=0)),
         orders=Orders(
             maintenance={A: MaintenanceWindow(since_ms=0, until_ms=1)},
@@ -361,10 +355,8 @@ async def update(
     """Update the hold as if the view showed ``seen`` and these bookies had just disappeared."""
     now_s = asyncio.get_running_loop().time()
     view = leader.views.current
-    registered = {b: r for b, r in view.bookies.writable.items() if b not in absent}
-    view = replace(
-        view, bookies=replace(view.bookies, writable=registered), orders=Orders(hold=seen)
-    )
+    present = {b: r for b, r in view.bookies.writable.items() if b not in absent}
+    view = replace(view, bookies=replace(view.bookies, writable=present), orders=Orders(hold=seen))
     return await holds.update(view, dict.fromkeys(absent, now_s), lost_since_s={}) is not None
 
 

@@ -250,6 +250,10 @@ class Cluster:
         found = await marked_ledger_ids(self.store, paths)
         return [i for i in found if await self.store.exists(paths.mark(i))]
 
+    async def mark_stat(self, ledger_id: int = LEDGER) -> Stat:
+        """Return the stat of the ledger's mark, which must exist."""
+        return (await self.store.get(PATHS.mark(ledger_id)))[1]
+
     async def locked(self) -> list[str]:
         return await self.store.children(PATHS.locks)
 

@@ -1,11 +1,11 @@
 """Small values for several tests of replication."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ledgers.digest import EntryDigest
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, DigestType, Fragment, LedgerMetadata, LedgerState, Segment
-from ledgers.registration import BookieView
+from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
 from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding
@@ -52,6 +52,17 @@ def fragment(
         write_quorum=write_quorum,
         is_closed=is_closed,
     )
+
+
+def registered(
+    bookies: Iterable[BookieId] | Mapping[BookieId, int],
+) -> dict[BookieId, RegisteredBookie]:
+    """Return writable bookies. A mapping has the czxids of their registrations; else all are 1."""
+    czxids = bookies if isinstance(bookies, Mapping) else dict.fromkeys(bookies, 1)
+    return {
+        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=czxid, is_writable=True)
+        for bookie, czxid in czxids.items()
+    }
 
 
 def inspection_of(

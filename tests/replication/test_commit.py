@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ledgers.errors import FencedError
 from ledgers.model import BookieId, LedgerMetadata, Segment, fragments, write_set
-from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.registration import BookieView
 from replication.cluster import ClusterView
 from replication.commit import Change, CopyResults, joined, lost_places, rewritten
 from replication.copy_reader import CopyFinding, Verdict
@@ -29,6 +29,7 @@ from tests.replication.ledger_values import (
     closed_ledger,
     fragment,
     inspection_of,
+    registered,
 )
 
 Segments = list[tuple[int, tuple[BookieId, ...]]]
@@ -342,12 +343,9 @@ def test_rule_s5_an_unreadable_entry_without_target_is_not_called_lost(is_unread
         unreadable=bad if is_unreadable else NO_ENTRIES,
     )
     lost = CopyFinding(fragment=fragment((B1, B2)), index=1, verdict=Verdict.BOOKIE_ABSENT)
-    writable = {
-        b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True) for b in (B1, B4)
-    }
     inspection = structs.replace(
         inspection_of([found, lost], closed_ledger((B1, B2), (B1, B4), starts=(0, 10))),
-        view=ClusterView(bookies=BookieView(writable=writable)),
+        view=ClusterView(bookies=BookieView(writable=registered((B1, B4)))),
     )
 
     blocked = CopyResults(

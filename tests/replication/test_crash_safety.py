@@ -19,6 +19,7 @@ from tests.replication.cluster import Cluster, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.watched import settle
+from tests.replication.workers import noted
 
 THREE = (B1, B2, B3)
 LOCK = PATHS.lock(LEDGER)
@@ -200,9 +201,8 @@ async def test_a_lost_reply_to_a_note_costs_only_that_attempt(fault: Fault) -> N
     cluster.tree.faults = on_note
     async with cluster.node() as node, working(node):
         await asyncio.sleep(40)
-        note = await node.notes.read(LEDGER)
+        note = await noted(node)
 
     assert not faults
-    assert note is not None
     assert note.reason is Reason.NO_TARGET
     assert await cluster.locked() == []

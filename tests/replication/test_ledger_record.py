@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId, LedgerState
-from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication import backoff, ledger_record
 from replication.backoff import JITTER, REMEMBERED_S, Deferral, retry_wait_s
@@ -36,9 +36,10 @@ from replication.reasons import (
 from replication.settings import ReplicationSettings
 from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, queue_empty, shut_out, until
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, registered
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE
+from tests.replication.workers import noted
 
 FINGERPRINT = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(FINGERPRINT, newest_czxid=8)
@@ -114,25 +115,29 @@ def test_a_notes_reason_may_no_longer_be_true(
     assert note.is_overtaken(now_ms=400, fingerprint=fingerprint) is is_overtaken
 
 
+def deferred(reason: Reason | None = Reason.NO_TARGET) -> Deferral:
+    return Deferral(due_s=100.0, fingerprint=FINGERPRINT, reason=reason, tries=3)
+
+
+@pytest.mark.parametrize("of", [NOTE, deferred()], ids=["in a note", "by a worker"])
 @pytest.mark.parametrize(
-    ("note", "reason", "fingerprint", "tries"),
+    ("reason", "fingerprint", "tries"),
     [
-        pytest.param(NOTE, Reason.NO_TARGET, FINGERPRINT, 3, id="alike"),
-        pytest.param(NOTE, Reason.NO_COPY, FINGERPRINT, 0, id="another reason"),
-        pytest.param(NOTE, Reason.NO_TARGET, BETTER, 0, id="an improved cluster"),
-        pytest.param(
-            replace(NOTE, fingerprint=None),
-            Reason.NO_TARGET,
-            FINGERPRINT,
-            0,
-            id="without a fingerprint",
-        ),
+        pytest.param(Reason.NO_TARGET, FINGERPRINT, 3, id="alike"),
+        pytest.param(Reason.NO_COPY, FINGERPRINT, 0, id="another reason"),
+        pytest.param(Reason.NO_TARGET, BETTER, 0, id="an improved cluster"),
     ],
 )
 def test_tries_that_fail_for_the_same_reason_are_counted(
-    note: WaitingNote, reason: Reason, fingerprint: ClusterFingerprint, tries: int
+    of: WaitingNote | Deferral, reason: Reason, fingerprint: ClusterFingerprint, tries: int
 ) -> None:
-    assert note.tries_for(reason, fingerprint=fingerprint) == tries
+    assert of.tries_for(reason, fingerprint=fingerprint) == tries
+
+
+def test_tries_of_a_note_without_a_fingerprint_do_not_count() -> None:
+    note = replace(NOTE, fingerprint=None)
+
+    assert note.tries_for(Reason.NO_TARGET, fingerprint=FINGERPRINT) == 0
 
 
 def test_a_note_stores_reason_and_facts_of_all_obstacles() -> None:
@@ -177,19 +182,10 @@ def test_unknown_fields_are_ignored() -> None:
     assert WaitingNote.parse(json.dumps(record).encode()) == NOTE
 
 
-def registered(**czxids: int) -> BookieView:
-    bookies = {BookieId(f"{name}:3181"): czxid for name, czxid in czxids.items()}
-    return BookieView(
-        writable={
-            bookie: RegisteredBookie(bookie_id=bookie, czxid=czxid, address=None, is_writable=True)
-            for bookie, czxid in bookies.items()
-        }
-    )
-
-
 def view(*, draining: bool = False, **czxids: int) -> ClusterView:
+    writable = registered({BookieId(f"{name}:3181"): czxid for name, czxid in czxids.items()})
     orders = Orders(draining={B1: DrainOrder(since_ms=1)} if draining else {})
-    return ClusterView(bookies=registered(**czxids), orders=orders)
+    return ClusterView(bookies=BookieView(writable=writable), orders=orders)
 
 
 @pytest.mark.compat("G13", verdict="better")
@@ -262,10 +258,10 @@ def test_orders_that_may_block_belong_to_the_fingerprint(orders: Orders, is_anot
 def test_absent_and_decommissioned_bookies_are_distinguished(
     bookies: list[BookieId], facts: Facts
 ) -> None:
-    stat = Stat(version=0)
-    bookies_seen = registered(**{B1.partition(":")[0]: 1})
-    assert B1 in bookies_seen.available
-    seen = ClusterView(bookies=bookies_seen, cookies={B1: stat, B2: stat})
+    seen = ClusterView(
+        bookies=BookieView(writable=registered((B1,))),
+        cookies=dict.fromkeys((B1, B2), Stat(version=0)),
+    )
 
     assert absence_facts(bookies, seen) == facts
 
@@ -398,8 +394,7 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
     )
 
     async def left(node: Node) -> tuple[Reason, Facts | None]:
-        note = await node.notes.read(LEDGER)
-        assert note is not None
+        note = await noted(node)
         return note.reason, note.unproven.facts if note.unproven else None
 
     async with cluster.node() as node:
@@ -412,9 +407,7 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
 
         await node.notes.let_go(LEDGER, guards=())
         assert await left(node) == (Reason.LEFT_TO_OTHERS, facts)
-        note = await node.notes.read(LEDGER)
-        assert note is not None
-        assert note.is_released
+        assert (await noted(node)).is_released
 
         await node.notes.put(written)  # whose version is an old one
         await cluster.mark()
@@ -489,10 +482,6 @@ def test_the_wait_is_bounded_for_any_number_of_tries() -> None:
     assert wait_s <= 300 * (1 + JITTER)
 
 
-def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferral:
-    return Deferral(due_s=100.0, fingerprint=FINGERPRINT, reason=reason, tries=tries)
-
-
 @pytest.mark.compat("G13", verdict="better")
 @pytest.mark.parametrize(
     ("now_s", "fingerprint", "reason", "is_due"),
@@ -530,20 +519,6 @@ def test_a_ledger_is_due_in_time_or_when_the_cluster_improves(
     now_s: float, fingerprint: ClusterFingerprint, reason: Reason, is_due: bool
 ) -> None:
     assert deferred(reason).is_due(now_s=now_s, fingerprint=fingerprint) is is_due
-
-
-@pytest.mark.parametrize(
-    ("reason", "fingerprint", "tries"),
-    [
-        pytest.param(Reason.NO_TARGET, FINGERPRINT, 3, id="alike"),
-        pytest.param(Reason.NO_COPY, FINGERPRINT, 0, id="another reason starts the count again"),
-        pytest.param(Reason.NO_TARGET, BETTER, 0, id="and so does an improved cluster"),
-    ],
-)
-def test_tries_that_failed_for_the_same_reason_are_counted(
-    reason: Reason, fingerprint: ClusterFingerprint, tries: int
-) -> None:
-    assert deferred().tries_for(reason, fingerprint=fingerprint) == tries
 
 
 @pytest.mark.compat(

@@ -312,31 +312,8 @@ async def test_racks_that_are_not_updated_are_noticed() -> None:
 # --- The leader records, for all nodes, the racks of absent bookies -------------------------------
 
 
-class Table:
-    """A source that knows the racks of registered bookies only, like a script asked by address."""
-
-    name = "table"
-
-    def __init__(self) -> None:
-        self.racks: dict[str, str] = {}
-        self.changed = asyncio.Event()
-
-    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
-        return dict(self.racks)
-
-    async def changes(self) -> AsyncGenerator[None, None]:
-        while True:
-            yield
-            await self.changed.wait()
-            self.changed.clear()
-
-    def tell(self, racks: Mapping[str, str]) -> None:
-        self.racks = dict(racks)
-        self.changed.set()
-
-
 @asynccontextmanager
-async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemoryStore]:
+async def remembering(cluster: Cluster, table: TableSource) -> AsyncIterator[MemoryStore]:
     """Run a leader's rack memory on its own session. Its error ends the body."""
     store = MemoryStore(cluster.tree)
     views = ViewSource(Registration(store, ROOT), cluster.clock)
@@ -347,7 +324,7 @@ async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemorySto
     ).win()
     batcher = Batcher(store, leadership.guards)
     racks = Racks(await remembered_racks(store, PATHS))
-    rack_keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)
+    rack_keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=no_address)
     memory = RackMemory(
         store=store,
         batcher=batcher,
@@ -369,20 +346,15 @@ async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemorySto
     await store.close()
 
 
-async def _no_address(host: str) -> str | None:
-    return None
-
-
 async def test_racks_are_remembered_also_of_absent_bookies() -> None:
     cluster = await Cluster.start(B1, B2)
-    table = Table()
-    table.tell({B1: "/a", B2: "/b"})
+    table = TableSource({B1: "/a", B2: "/b"})
 
     async with remembering(cluster, table):
         assert await remembered_racks(cluster.store, PATHS) == {B1: "/a", B2: "/b"}
         await cluster.kill(B2)
         await asyncio.sleep(1)
-        table.tell({B1: "/c"})
+        table.change({B1: "/c"})
         await asyncio.sleep(1)
 
         assert await remembered_racks(cluster.store, PATHS) == {B1: "/c", B2: "/b"}
@@ -391,13 +363,12 @@ async def test_racks_are_remembered_also_of_absent_bookies() -> None:
 async def test_the_next_leader_keeps_the_racks_of_existing_bookies() -> None:
     """It forgets decommissioned ones."""
     cluster = await Cluster.start(B1, B2, B3)
-    table = Table()
-    table.tell({B1: "/a", B2: "/b", B3: "/c"})
+    table = TableSource({B1: "/a", B2: "/b", B3: "/c"})
     async with remembering(cluster, table):
         pass
     await cluster.kill(B2, B3)
     await cluster.store.delete(f"{ROOT}/cookies/{B3}")
-    table.tell({B1: "/a"})
+    table.change({B1: "/a"})
 
     async with remembering(cluster, table):
         assert await remembered_racks(cluster.store, PATHS) == {B1: "/a", B2: "/b"}
@@ -405,10 +376,9 @@ async def test_the_next_leader_keeps_the_racks_of_existing_bookies() -> None:
 
 async def test_unchanged_racks_are_not_written() -> None:
     cluster = await Cluster.start(B1, B2)
-    table = Table()
-    table.tell({B1: "/a"})
+    table = TableSource({B1: "/a"})
     async with remembering(cluster, table):
-        table.tell({B1: "/a"})
+        table.change({B1: "/a"})
         await asyncio.sleep(1)
     async with remembering(cluster, table):
         pass
@@ -418,7 +388,7 @@ async def test_unchanged_racks_are_not_written() -> None:
 
 async def test_a_failed_write_is_repeated() -> None:
     cluster = await Cluster.start(B1)
-    table = Table()
+    table = TableSource({B1: "/a"})
     failures = 3
 
     def fail(store: MemoryStore, operations: Collection[Operation]) -> Fault | None:
@@ -429,7 +399,6 @@ async def test_a_failed_write_is_repeated() -> None:
         return None
 
     cluster.tree.faults = fail
-    table.tell({B1: "/a"})
 
     async with remembering(cluster, table):
         await asyncio.sleep(60)
@@ -440,14 +409,13 @@ async def test_a_failed_write_is_repeated() -> None:
 
 async def test_rule_s9_a_former_leader_writes_nothing() -> None:
     cluster = await Cluster.start(B1)
-    table = Table()
-    table.tell({B1: "/a"})
+    table = TableSource({B1: "/a"})
 
     async def deposed() -> None:
         async with remembering(cluster, table):
             votes = await cluster.store.children(PATHS.election)
             await cluster.store.delete(f"{PATHS.election}/{votes[0]}")
-            table.tell({B1: "/b"})
+            table.change({B1: "/b"})
             await asyncio.sleep(5)
 
     with pytest.raises(ExceptionGroup) as ended:
@@ -458,8 +426,7 @@ async def test_rule_s9_a_former_leader_writes_nothing() -> None:
 
 async def test_denied_access_is_survived_and_the_write_is_made_later() -> None:
     cluster = await Cluster.start(B1)
-    table = Table()
-    table.tell({B1: "/a"})
+    table = TableSource({B1: "/a"})
     async with remembering(cluster, table):
         pass
     shut = shut_out(cluster.store, PATHS.racks)
@@ -468,7 +435,7 @@ async def test_denied_access_is_survived_and_the_write_is_made_later() -> None:
 
     async with remembering(cluster, table) as leader:
         shut = shut_out(leader, PATHS.racks)
-        table.tell({B1: "/b"})
+        table.change({B1: "/b"})
         await asyncio.sleep(5)
         shut.clear()
         await asyncio.sleep(2 * RETRY_S)

@@ -8,7 +8,7 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.model import BookieId
-from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView, SeenAbsences
 from replication.marks import MarkedLedger
@@ -16,7 +16,7 @@ from replication.repair import DONE, OutcomeKind
 from replication.work_queue import QueuedLedger
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, shut_out
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, registered
 from tests.replication.nodes import LEDGER, PATHS, ROOT, Node
 from tests.replication.overload import overload
 from tests.replication.repairs import lost_b2, once_copied, open_ledger, repair_with, touch
@@ -298,12 +298,8 @@ def view_of(b2_czxid: int, *others: BookieId, zxid: int, change_count: int) -> C
     """Return a view in which B2 is registered at this czxid, 0: not at all. B1 and B2 have
     cookies."""
     czxids = dict.fromkeys((B1, *others), 1) | ({B2: b2_czxid} if b2_czxid else {})
-    bookies = {
-        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=czxid, is_writable=True)
-        for bookie, czxid in czxids.items()
-    }
     return ClusterView(
-        bookies=BookieView(writable=bookies, zxid=zxid, change_count=change_count),
+        bookies=BookieView(writable=registered(czxids), zxid=zxid, change_count=change_count),
         cookies=dict.fromkeys((B1, B2), Stat(version=0)),
     )
 

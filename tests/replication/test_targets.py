@@ -9,16 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.digest import EntryDigest
-from ledgers.manager import VersionedMetadata
-from ledgers.model import BookieId, DigestType
+from ledgers.model import BookieId
 from ledgers.placement import Candidate, PlacementPolicy, RackRule, RandomPlacement
-from ledgers.registration import BookieView, RegisteredBookie
-from ledgers.store import Stat
+from ledgers.registration import BookieView
 from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import EntryRuns
-from replication.inspection import Inspection
 from replication.orders import DrainOrder, MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
 from replication.reasons import Exclusion, Reason
@@ -42,6 +38,7 @@ from tests.replication.ledger_values import (
     closed_ledger,
     fragment,
     inspection_of,
+    registered,
 )
 from tests.replication.nodes import working
 from tests.virtual_time import LoopClock
@@ -76,10 +73,7 @@ def view(
 ) -> ClusterView:
     return ClusterView(
         bookies=BookieView(
-            writable={
-                b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True)
-                for b in writable
-            }
+            writable=registered(writable),
         ),
         orders=Orders(
             draining={b: DrainOrder(since_ms=0) for b in draining},
@@ -287,19 +281,6 @@ def test_rule_s11_a_local_copy_in_place_needs_space_too() -> None:
     assert [repair.target for repair in enough.repairs] == [B2]
 
 
-class DiskSpaces:
-    """Disks of which only B4's are nearly full."""
-
-    def free_bytes(self, bookie: BookieId) -> int | None:
-        return None
-
-    def spare_bytes(self, bookie: BookieId) -> int | None:
-        return 5 * SMALL_COPY_BYTES if bookie == B4 else None
-
-    def landed(self, bookie: BookieId, byte_count: int) -> None:
-        pass
-
-
 async def test_rule_s11_ledgers_planned_together_count_together() -> None:
     """Each has two segments, which are copied side by side."""
     cluster = await Cluster.start(B1, B2, B3, B4)
@@ -333,7 +314,7 @@ async def test_rule_s11_ledgers_planned_together_count_together() -> None:
         node.repairer.copier.target_selector = Watched(
             RandomPlacement(random.Random(1)),
             clock=cluster.clock,
-            disk_spaces=cast(DiskSpaceSource, DiskSpaces()),
+            disk_spaces=cast(DiskSpaceSource, TestSpaces(b4=GB + 5 * SMALL_COPY_BYTES)),
         )
         async with working(node):
             await until(cluster, lambda: queue_empty(cluster))
@@ -363,29 +344,21 @@ def plan_on_racks(
     racks: Mapping[BookieId, str] = RACKS,
     seed: int = 0,
 ) -> Plan:
-    ensemble = (B1, B2, B3)
-    inspection = Inspection(
-        versioned=VersionedMetadata(
-            ledger_id=7, metadata=closed_ledger(ensemble), stat=Stat(version=0), data=b""
-        ),
-        view=ClusterView(bookies=BookieView()),
-        digest=EntryDigest(DigestType.CRC32C, b""),
-        findings=tuple(
-            CopyFinding(
-                fragment=fragment(is_closed=True),
-                index=index,
-                verdict=Verdict.BOOKIE_ABSENT if bookie in lost else Verdict.GOOD,
-            )
-            for index, bookie in enumerate(ensemble)
-        ),
-    )
+    findings = [
+        CopyFinding(
+            fragment=fragment(),
+            index=index,
+            verdict=Verdict.BOOKIE_ABSENT if bookie in lost else Verdict.GOOD,
+        )
+        for index, bookie in enumerate((B1, B2, B3))
+    ]
     placement = PlacementPolicy(
         RackRule(is_enforced=is_enforced), random.Random(seed), locate=racks.__getitem__
     )
     targets = Targets(
         candidates={b: Candidate(bookie=b, rack=racks[b]) for b in candidates}, placement=placement
     )
-    return plan_repair(inspection, targets)
+    return plan_repair(inspection_of(findings), targets)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -173,17 +173,6 @@ async def test_a_lock_of_javas_is_respected_and_never_deleted(cluster: Cluster) 
     assert await cluster.locked() == ["urL0000000007"]
 
 
-async def test_a_ledger_marked_again_is_not_leased_at_the_old_version(cluster: Cluster) -> None:
-    await cluster.mark(B1)
-
-    async with cluster.node() as node:
-        queued = await node.queued()
-        await cluster.mark(B1, B2)
-
-        assert await node.queue.lease(queued) is None
-        assert await cluster.locked() == []
-
-
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testMarkingAsReplicated", verdict="same")
 async def test_a_completed_ledger_is_not_leased(cluster: Cluster) -> None:
     await cluster.mark(B1)
@@ -349,7 +338,13 @@ async def find(queue: Queue) -> QueuedLedger:
         pytest.param([SHARED_MARK, PRIVATE_MARK], id="both"),
     ],
 )
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testMarkingAsReplicated",
+    "TestLedgerUnderreplicationManager.testHierarchyCleanup",
+    verdict="same",
+)
 async def test_a_ledger_is_leased_and_completed_in_each_tree(paths: list[str]) -> None:
+    """Completion is one request, which deletes mark, directory and lock."""
     cluster = await Cluster.start()
     before = cluster.tree.snapshot()
     for path in paths:
@@ -368,6 +363,7 @@ async def test_a_ledger_is_leased_and_completed_in_each_tree(paths: list[str]) -
 
         assert node.store.request_count == requests + 1
         assert not await node.queue.is_marked(LEDGER)
+        assert await node.queue.is_completed(lease)
         await node.queue.tidy()
     assert {*cluster.tree.snapshot()} == {*before, *_parents(paths)}
 

@@ -38,28 +38,6 @@ EXTRA = "/extra"
 # --- Finishing ------------------------------------------------------------------------------------
 
 
-@pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testMarkingAsReplicated",
-    "TestLedgerUnderreplicationManager.testHierarchyCleanup",
-    verdict="same",
-)
-async def test_completion_is_one_request(cluster: Cluster) -> None:
-    """It deletes mark, directory and lock."""
-    await cluster.mark(B1)
-
-    async with cluster.node() as node:
-        lease = await node.lease()
-        await settle()  # its view of the bookies has been read
-        before = node.store.request_count
-
-        assert await node.queue.complete(lease)
-
-        assert node.store.request_count == before + 1
-        assert await cluster.locked() == []
-        assert await cluster.store.exists(DIRECTORY) is None
-        assert await node.queue.is_completed(lease)
-
-
 async def test_further_writes_succeed_or_fail_with_the_completion(cluster: Cluster) -> None:
     await cluster.store.create(EXTRA)
     await cluster.mark(B1)
@@ -448,29 +426,3 @@ def test_the_operations_lead_to_the_version() -> None:
 
     assert create == Create(path=PATH, data=b"me", is_ephemeral=True)
     assert changes == [SetData(path=PATH, data=b"me", version=v) for v in (0, 1, 2)]
-
-
-async def test_another_nodes_concurrent_lock_is_not_ours(cluster: Cluster) -> None:
-    async with cluster.node("node-1") as first, cluster.node("node-2") as second:
-        ledger_id = next(
-            i
-            for i in range(100)
-            if len(
-                {
-                    LedgerLock.of(PATHS.lock(i), session_id=node.store.session_id).version
-                    for node in (first, second)
-                }
-            )
-            == 2
-        )
-        await cluster.mark(B1, ledger_id=ledger_id)
-        lease = await first.lease(ledger_id)
-        await cluster.store.delete(lease.lock.path)  # by an operator's hand
-        assert (await second.lease(ledger_id)).lock != lease.lock
-
-        with pytest.raises(LockLostError):
-            await first.queue.write(lease, [])
-        with pytest.raises(LockLostError):
-            await first.queue.complete(lease)
-
-    assert await cluster.marked() == [ledger_id]

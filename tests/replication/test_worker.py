@@ -36,6 +36,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE, drain
 from tests.replication.watched import settle
+from tests.replication.workers import noted, without_target
 from tests.virtual_time import LoopClock
 
 # --- Many at once ---------------------------------------------------------------------------------
@@ -106,25 +107,6 @@ async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
     assert set(targets.values()) == {5}
 
 
-@pytest.mark.compat(
-    "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
-    verdict="same",
-)
-async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
-    cluster = await with_lost_b2(40)
-
-    async with (
-        cluster.node("node-1") as one,
-        cluster.node("node-2") as two,
-        working(one),
-        working(two),
-    ):
-        await until(cluster, lambda: queue_empty(cluster))
-
-    assert cluster.bookies.copied_count == 40 * 7
-    await cluster.assert_whole(*range(40))
-
-
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
 async def test_a_later_mark_is_found_without_an_event() -> None:
     cluster = await with_lost_b2(2)
@@ -176,9 +158,7 @@ async def test_a_ledger_in_its_grace_keeps_its_lock() -> None:
 
         assert await cluster.marked() == [9]
         assert await cluster.locked() == ["urL0000000009"]
-        note = await node.notes.read(9)
-        assert note is not None
-        assert note.reason is Reason.OPEN_LEDGER_GRACE
+        assert (await noted(node, 9)).reason is Reason.OPEN_LEDGER_GRACE
 
         took_s = await until(cluster, lambda: queue_empty(cluster))
         assert took_s < 3
@@ -210,23 +190,13 @@ async def test_ledgers_in_grace_beyond_their_bound_are_deferred(
 # --- Deferred -------------------------------------------------------------------------------------
 
 
-async def without_target() -> Cluster:
-    """Return a marked ledger for whose lost bookie there is no target."""
-    cluster = await Cluster.start(*THREE)
-    await cluster.write_ledger(THREE)
-    await cluster.mark(B2)
-    await cluster.kill(B2)
-    return cluster
-
-
 async def test_a_deferred_ledger_has_a_note_with_its_reason() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
 
     async with cluster.node("node-1") as node, working(node):
         await asyncio.sleep(5)
 
-        note = await node.notes.read(LEDGER)
-        assert note is not None
+        note = await noted(node)
         assert (note.ledger_id, note.reason, note.node) == (LEDGER, Reason.NO_TARGET, "node-1")
         assert note.since_ms == cluster.clock.wall_ms() - 5_000
         assert note.tries == 1
@@ -243,7 +213,7 @@ async def test_a_deferred_ledger_has_a_note_with_its_reason() -> None:
     "jitter); one note per ledger says why",
 )
 async def test_it_is_tried_again_after_waits_that_double() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
     times_s = lease_attempts(cluster)
     settings = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
 
@@ -256,46 +226,8 @@ async def test_it_is_tried_again_after_waits_that_double() -> None:
         assert 0.8 * nominal_s <= wait_s <= 1.2 * nominal_s + settings.idle_wait_s
 
 
-@pytest.mark.compat(
-    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker", verdict="other"
-)
-async def test_the_note_counts_failed_tries_and_tells_since_when() -> None:
-    cluster = await without_target()
-    settings = ReplicationSettings(retry_min_s=10, retry_max_s=40)
-
-    async with cluster.node(settings=settings) as node, working(node):
-        await asyncio.sleep(5)
-        first = await node.notes.read(LEDGER)
-        await asyncio.sleep(100)
-        later = await node.notes.read(LEDGER)
-
-    assert first is not None
-    assert later is not None
-    assert later == replace(first, tries=later.tries, next_try_ms=later.next_try_ms)
-    assert later.tries in (4, 5)
-
-
-@pytest.mark.compat(
-    "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
-    "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
-    "G13",
-    verdict="better",
-)
-async def test_a_new_bookie_causes_a_try_at_once() -> None:
-    cluster = await without_target()
-
-    async with cluster.node() as node, working(node):
-        await asyncio.sleep(100)
-        await cluster.register(B4)
-        took_s = await until(cluster, lambda: queue_empty(cluster))
-
-        assert took_s < 1
-        assert await node.notes.read(LEDGER) is None
-    await cluster.assert_whole()
-
-
 async def test_a_note_is_deleted_by_the_node_that_completes_the_ledger() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
     async with cluster.node("node-1") as one, working(one):
         await asyncio.sleep(5)
     await cluster.register(B4)
@@ -308,7 +240,7 @@ async def test_a_note_is_deleted_by_the_node_that_completes_the_ledger() -> None
 
 
 async def test_a_reason_that_returns_is_noted_again() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
@@ -322,7 +254,7 @@ async def test_a_reason_that_returns_is_noted_again() -> None:
 
 
 async def test_a_note_without_a_mark_is_deleted() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
 
     async with cluster.node() as node:
         for ledger_id in (LEDGER, 50):
@@ -341,11 +273,7 @@ async def test_a_note_without_a_mark_is_deleted() -> None:
 
 
 async def test_many_deferred_ledgers_cost_an_idle_worker_few_requests() -> None:
-    cluster = await Cluster.start(*THREE)
-    for ledger_id in range(100):
-        await cluster.write_ledger(THREE, ledger_id=ledger_id)
-        await cluster.mark(B2, ledger_id=ledger_id)
-    await cluster.kill(B2)
+    cluster = await without_target(*range(100))
     settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 
     async with cluster.node(settings=settings) as node, working(node):
@@ -358,7 +286,7 @@ async def test_many_deferred_ledgers_cost_an_idle_worker_few_requests() -> None:
 
 
 async def test_waits_between_tries_that_are_applied_count_from_the_next_try_on() -> None:
-    cluster = await without_target()
+    cluster = await without_target(LEDGER)
     times_s = lease_attempts(cluster)
     settings = ReplicationSettings(retry_min_s=10, retry_max_s=10, idle_wait_s=0.5)
 

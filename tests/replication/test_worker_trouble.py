@@ -361,10 +361,7 @@ async def test_a_note_that_cannot_be_written_stops_no_repair(error: type[Bookmen
 
 
 async def test_without_a_note_the_ledger_is_not_tried_all_the_time() -> None:
-    cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target
-    await cluster.write_ledger((B1, B2, B3))
-    await cluster.mark(B2)
-    await cluster.kill(B2)
+    cluster = await lost_b2(B1, B2, B3)  # no bookie can be a target
     async with cluster.node() as node:
         refuse(node.store, writes_below(PATHS.waiting), QuotaError)
         tries: list[int] = []
@@ -427,10 +424,7 @@ async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
 async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
     spare: tuple[BookieId, ...],
 ) -> None:
-    cluster = await Cluster.start(B1, B2, B3, *spare)
-    await cluster.write_ledger((B1, B2, B3))
-    await cluster.mark(B2)
-    await cluster.kill(B2)
+    cluster = await lost_b2(B1, B2, B3, *spare)
     locks = PATHS.locks
     async with cluster.node() as node:
         refuse(

@@ -5,11 +5,12 @@ from contextlib import AsyncExitStack
 
 from ledgers.store import Create, Operation
 from replication import znodes
+from replication.ledger_record import WaitingNote
 from replication.settings import ReplicationSettings
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import PATHS, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 
 THREE = (B1, B2, B3)
 
@@ -38,6 +39,13 @@ async def without_target(*ledger_ids: int) -> Cluster:
         await cluster.mark(B2, ledger_id=ledger_id)
     await cluster.kill(B2)
     return cluster
+
+
+async def noted(node: Node, ledger_id: int = LEDGER) -> WaitingNote:
+    """Return the note of the ledger, which must exist."""
+    note = await node.notes.read(ledger_id)
+    assert note is not None
+    return note
 
 
 async def start_nodes(
