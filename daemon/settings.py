@@ -100,7 +100,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 CONFIG_VARIABLE = "BOOKMENDER_CONFIG"
 """Names the settings file of commands (``daemon.settings_source``); no setting itself."""
-FULL_LIST = "deploy/bookmender.toml"
+FULL_LIST = "bookmender config show"
 """The file that describes every setting, in the repository and in source releases."""
 NICE_MAX = 19
 

@@ -54,6 +54,7 @@ from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
+from ledgers.sizes import size_text
 
 T = TypeVar("T")
 
@@ -231,7 +232,7 @@ def verify_command(url: str | None, config: Path | None, output: str) -> None:
 
         found = verify(place, on_progress=progress)
     lines = [
-        f"No damage: {counted(found.file_count, 'file')}, {_bytes(found.byte_count)}, "
+        f"No damage: {counted(found.file_count, 'file')}, {size_text(found.byte_count)}, "
         f"{counted(found.record_count, 'record')}, {counted(found.base_count, 'base')}."
     ]
     if found.first is not None and found.last is not None:
@@ -321,7 +322,7 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.by_state.items()))
     lines = [
         f"State of {_at(found.point)}. What changed in the last {age} may be missing.",
-        f"{counted(found.ledger_count, 'ledger')} ({states}), {_bytes(found.ledger_bytes)}; "
+        f"{counted(found.ledger_count, 'ledger')} ({states}), {size_text(found.ledger_bytes)}; "
         f"{counted(found.znode_count, 'other znode')} below {found.root}.",
         f"Cookies of {counted(len(found.bookies), 'bookie')}: {', '.join(found.bookies)}",
         f"New ledgers get ids from {found.first_new_id:,} on, so that no id is given twice.",
@@ -451,10 +452,3 @@ def _time(time_ms: int) -> str:
 
 def _at(point: ArchivePoint) -> str:
     return f"{_time(point.time_ms)} (checkpoint {point.checkpoint:#x})"
-
-
-def _bytes(count: int) -> str:
-    size, units = float(count), ["B", "KB", "MB", "GB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.3g} {units[0]}"

@@ -115,7 +115,7 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
     where allowed."""
 
     name = "number"
-    factors: Mapping[str, int] = {"k": 10**3, "M": 10**6, "G": 10**9}
+    factors: Mapping[str, int] = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
     def __init__(self, key: str) -> None:
         self.least, self.most = LIMIT_RANGES[key]

@@ -20,7 +20,7 @@ from daemon.cli.progress import LINE_INTERVAL_S, Line
 from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing
 from daemon.operations.plan import LedgerPlan, PlannedCopy, RepairPlan
 from daemon.operations.plan import plan as plan_repairs
-from daemon.settings import load_settings
+from daemon.settings_source import settings_for_command
 from daemon.threads import own_cause
 from daemon.words import counted, duration_text, printable, shortened
 from ledgers.model import BookieId
@@ -172,7 +172,7 @@ def _ids(ledger_ids: Sequence[int], count: int = 0) -> str:
 
 def _plan_all(config: Path | None, output: str, limit: int) -> None:
     """Print what bookmender would mark and repair in the whole cluster, and exit."""
-    settings = load_settings(config, os.environ)
+    settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
 
     async def look() -> Outlook:

@@ -23,6 +23,8 @@ SEEN_MAX = 10_000
 """Maximum number of samples that are kept."""
 LINE_INTERVAL_S = 10.0
 """Time between two progress lines if the output is no terminal."""
+SAME_INTERVAL_S = 300.0
+"""The same, if the second line says what the first one said."""
 
 
 class Eta:
@@ -70,6 +72,7 @@ class Line:
         self._stream = stream or sys.stderr
         self._is_rewritten = self._stream.isatty()
         self._due_s = due_s
+        self._text = ""
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -85,9 +88,12 @@ class Line:
 
     def write(self, text: str, *, now_s: float, is_news: bool = False) -> None:
         """Write the text. ``is_news``: write it even if the last line is recent."""
-        if not self._is_rewritten and now_s < self._due_s and not is_news:
+        due_s = self._due_s
+        if text == self._text:
+            due_s += SAME_INTERVAL_S - LINE_INTERVAL_S
+        if not self._is_rewritten and now_s < due_s and not is_news:
             return
-        self._due_s = now_s + LINE_INTERVAL_S
+        self._due_s, self._text = now_s + LINE_INTERVAL_S, text
         if self._is_rewritten:
             # Return to the start of the line and clear it. A text that wraps could not be cleared.
             self._stream.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")

@@ -103,7 +103,7 @@ function span(ms) {
 
 function size(bytes) {
   const power = Math.min(5, Math.floor(Math.log10(Math.max(1, bytes)) / 3)), n = bytes / 1_000 ** power;
-  return `${n.toFixed(power && n < 10 ? 1 : 0)} ${["bytes", "KB", "MB", "GB", "TB", "PB"][power]}`;
+  return `${n.toFixed(power && n < 10 ? 1 : 0)} ${["bytes", "kB", "MB", "GB", "TB", "PB"][power]}`;
 }
 
 function some(names, total = names.length) {
@@ -329,7 +329,7 @@ function curve(samples, leftS, atMs) {
 function drawRepair(status) {
   const progress = progressOf(status), { queued, bytes_left: bytes, bytes_per_s: rate, left_s: leftS, samples } = progress;
   const number = (value, text) => el("div", el("dt", text), el("dd", value));
-  const parts = Object.entries({ copying: "copied now", next: "next", waiting: "wait", needs_help: "need help" });
+  const parts = Object.entries({ copying: "in repair", next: "next", waiting: "wait", needs_help: "need help" });
   let x = 0;
   const bar = parts.map(([name]) => {
     const width = (1_000 * progress[name]) / queued;
@@ -506,7 +506,7 @@ function* partRows({ status, node, checks }) {
   const { leader, leader_node: led, leader_state: { ledger_map: map }, last_audit: audit, last_fsck: fsck } = status;
   const leads = led ? `(pid ${led.pid})` : "(Java's AutoRecovery)";
   yield ["Leader", leader === null ? "none" : `${leader} ${leads}`, null, leader === null];
-  const read = map?.is_complete ? `complete, ${count(map.ledgers, "ledger")}` : `loading, ${plain(map?.read ?? 0)} read`;
+  const read = map?.is_complete ? "complete" : `loading, ${plain(map?.read ?? 0)} read`;
   if (map) yield ["Ledger map", read, null, !map.is_complete];
   const processes = Object.entries(Object.groupBy(status.nodes, (each) => `${each.host} (pid ${each.pid})`));
   for (const [name, its] of processes.slice(0, NODES_MAX)) {

@@ -71,11 +71,15 @@ def require_known(wanted: Sequence[BookieId], known: Collection[BookieId]) -> No
             raise UnknownBookieError(f"The cluster has no bookie {bookie}.{hint(bookie, known)}")
 
 
+NEAR = 0.9
+"""Similarity of IDs that may be meant: hosts and ports of a cluster are similar anyway."""
+
+
 def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
     """Return what is wrong with an unknown bookie ID, and a suggestion. Begins with a space."""
     port = re.fullmatch(".+:([0-9]+)", wrong)
     why = " Its port is not between 1 and 65535." if port and not parse_address(wrong) else ""
-    close = difflib.get_close_matches(wrong, sorted(known), n=3)
+    close = difflib.get_close_matches(wrong, sorted(known), n=3, cutoff=NEAR)
     if close:
         return f"{why} Did you mean {' or '.join(close)}?"
     if not known:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from daemon.answers import Answer
 from daemon.words import counted
+from ledgers.sizes import size_text
 from replication.history import Cause, Event, Kind, RecordedHistory
 
 
@@ -113,7 +114,7 @@ def _text(event: Event) -> str:
             ledgers = counted(event.ledger_count, "ledger") if event.ledger_count else "no ledger"
             entries = counted(event.entry_count, "entry")
             why = f"{_why(event)}; " if event.cause else ""
-            return f"completed {ledgers}: {why}copied {entries}, {event.entry_bytes:,} bytes"
+            return f"completed {ledgers}: {why}copied {entries}, {size_text(event.entry_bytes)}"
         case Kind.LEDGER_FENCED:
             # A fence does not wait until an absent bookie counts as lost.
             why = f": {_why(event, lost='absent')}" if event.cause else ""

@@ -188,7 +188,9 @@ def waiting_text(count: int, some: Sequence[WaitingNote], *, left: int, now_ms: 
             told += f" (next try in {duration_text(left_ms / 1000)}, or when its bookie is back)"
     elif for_writers:
         told += ", some of them" if len(for_writers) < len(some) else ""
-        told += " until their writers close them (a drain with --fence-open does not wait)"
+        its = f"its writer closes it: ledger {for_writers[0].ledger_id}"
+        open_for = its if count == 1 else "their writers close them"
+        told += f" until {open_for}, perhaps for days (a drain with --fence-open does not wait)"
     elif count >= left:
         return f"{told}; {details}; if all stay blocked, this command ends in some minutes"
     return f"{told}; {details}"

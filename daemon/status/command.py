@@ -14,7 +14,7 @@ from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.output import echo
 from daemon.operations.history import time_text
 from daemon.operations.mutes import mute, unmute
-from daemon.settings import load_settings
+from daemon.settings_source import settings_for_command
 from daemon.status.condition import CONDITIONS, Entry, entry_of, exit_code
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
@@ -97,7 +97,7 @@ def status(
         click.echo(_explained(code))
         return
     if interval_s is not None:
-        watch(load_settings(config, os.environ), interval_s=interval_s, paint=coloured)
+        watch(settings_for_command(config, os.environ), interval_s=interval_s, paint=coloured)
 
     async def act(cluster: AdminSession) -> str:
         clock = await shared_clock(cluster)

@@ -325,7 +325,8 @@ def no_workers(status: Status) -> Found | None:
 @condition
 def autorecovery_disabled(status: Status) -> Found | None:
     """WARN; INFO until the time of bookmender disable --for is over - Auto-recovery is switched
-    off. Neither bookmender nor Java marks or repairs ledgers.
+    off. Neither bookmender nor Java marks ledgers or begins repairs. Repairs that have begun are
+    completed.
     Causes: bookmender disable, or BookKeeper's shell (autorecovery -disable), often during an
     upgrade.
     Do: When the work is done, run bookmender enable. Give planned work an end: bookmender disable
@@ -342,7 +343,8 @@ def autorecovery_disabled(status: Status) -> Found | None:
         end = " Its time is over, and the leader enables it soon, unless Java's auditor leads."
     return Found(
         "INFO" if left_ms > 0 else "WARN",
-        f"Auto-recovery is disabled, Java's too. No ledger is marked or repaired.{end}",
+        "Auto-recovery is disabled, Java's too. No ledger is marked, and no repair begins; those "
+        f"that have begun are completed.{end}",
         "When the work is done: bookmender enable",
         {"until_ms": orders.disabled_until_ms},
     )

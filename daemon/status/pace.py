@@ -8,6 +8,7 @@ from daemon.status.answers import CopyingRecord
 from daemon.words import counted, shortened
 from ledgers.bulk.flow_control import Activity
 from ledgers.model import BookieId
+from ledgers.sizes import size_text
 from replication.client_activity import ClientActivity
 
 BOOKIES_SHOWN_MAX = 8
@@ -36,19 +37,16 @@ def copying_pace(
 
 def pace_text(pace: CopyingRecord, *, bookie_count: int) -> str:
     """``bookie_count``: number of registered bookies."""
-    limits = [
-        f"{per_s:,} {what}/s"
-        for per_s, what in ((pace.entries_per_s, "entries"), (pace.bytes_per_s, "bytes"))
-        if per_s
-    ]
-    capped = f"; each node copies {' and '.join(limits)} at most" if limits else ""
+    limits = [f"{pace.entries_per_s:,} entries/s"] if pace.entries_per_s else []
+    limits += [f"{size_text(pace.bytes_per_s)}/s"] if pace.bytes_per_s else []
+    capped = f"; limited to {' and '.join(limits)} a node (bookmender limits)" if limits else ""
     active, unknown = pace.active_bookies, pace.unknown_bookies
     if not pace.yields_to_writers:
         speed = "full speed: yielding to clients is switched off (bookmender limits)"
     elif not pace.is_client_activity_known:
         speed = "yielding at all bookies: the leader has not published client activity"
     elif pace.speed == "full":
-        speed = "full speed: no client is active"
+        speed = "no client is active" if limits else "full speed: no client is active"
     else:
         where = []
         if active:

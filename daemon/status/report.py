@@ -138,7 +138,7 @@ def _ledger_map(note: LedgerMapRecord | None) -> list[str]:
     if note is None:
         return []
     if note.is_complete:
-        return [f"complete, {counted(note.ledger_count, 'ledger')} when it was built"]
+        return ["complete"]
     if note.hidden:
         return [f"incomplete, ACLs hide {some(list(map(printable, note.hidden)))}"]
     of = f" of about {note.expected_count:,}" if note.expected_count else ""
@@ -235,7 +235,7 @@ def _progress(status: Status) -> Iterator[str]:
         yield "empty"
         return
     parts = (
-        (now.copying, "copied now"),
+        (now.copying, "in repair"),
         (now.next, "next" if status.services.has_worker else "not tried yet"),
         (now.waiting, "waits" if now.waiting == 1 else "wait"),
         (now.needs_help, "needs help" if now.needs_help == 1 else "need help"),
@@ -421,7 +421,8 @@ def status_record(status: Status) -> StatusRecord:
 
 def progress_record(status: Status) -> ProgressRecord:
     queue, measured = status.queue, status.progress
-    postponed, copying = queue.postponed, queue.locked_count
+    postponed = queue.postponed
+    copying = len(queue.locked.difference(note.ledger_id for note in postponed))
     blocked = sum(note.reason.needs_help for note in postponed)
     unreadable = queue.waiting_count - len(queue.waiting)
     waiting = len(postponed) - blocked + unreadable

@@ -137,8 +137,12 @@ class QueueState:
 
     @property
     def postponed(self) -> tuple[WaitingNote, ...]:
-        """Notes of ledgers that no worker tries now."""
-        return tuple(note for note in self.valid_notes if note.ledger_id not in self.locked)
+        """Notes of ledgers that no worker tries now. During a grace a worker keeps the lock."""
+        return tuple(
+            note
+            for note in self.valid_notes
+            if note.ledger_id not in self.locked or note.reason.is_a_grace
+        )
 
     @property
     def needs_repair(self) -> bool:

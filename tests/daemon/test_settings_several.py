@@ -15,7 +15,7 @@ from tests.daemon.settings_given import URI_LINE, refused
         ("[replication]\nledger_at_once = 1", "did you mean replication.ledgers_at_once?"),
         ("[auditor]\nrecovery_delay_s = 1", "did you mean auditor.lost_bookie_recovery_delay_s?"),
         ("[zookeeper]\ntimeout = 1", "did you mean zookeeper."),
-        ("xyzzy = 1", "deploy/bookmender.toml lists all"),
+        ("xyzzy = 1", "bookmender config show lists all"),
         ("[auditor.more]\nenabled = true", "there is no setting auditor.more"),
         ("[[auditor]]\nenabled = true", "there is no setting auditor: it is a section, [auditor]"),
         ("auditor = 3", "there is no setting auditor: it is a section, [auditor]"),
@@ -35,7 +35,7 @@ def test_an_unknown_name_in_the_file_gets_a_suggestion(
     [
         ("LOG_LEVL", "did you mean BOOKMENDER_LOG_LEVEL?"),
         ("SERVICE_URI", "did you mean BOOKMENDER_METADATA_SERVICE_URI?"),
-        ("XYZZY", "deploy/bookmender.toml lists all"),
+        ("XYZZY", "bookmender config show lists all"),
     ],
 )
 def test_an_unknown_variable_gets_a_suggestion(tmp_path: Path, variable: str, hint: str) -> None:
@@ -61,7 +61,7 @@ def test_an_unknown_table_gets_one_error(tmp_path: Path, text: str, told: str) -
     name = text.partition("]")[0].partition(".")[0]
     assert message.startswith(f"{tmp_path / 'bookmender.toml'}: there is no table {name}]; {told}")
     assert "hold." not in message
-    assert message.endswith("deploy/bookmender.toml lists all")
+    assert message.endswith("bookmender config show lists all")
 
 
 # --- Several at once ------------------------------------------------------------------------------

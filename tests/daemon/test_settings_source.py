@@ -1,6 +1,7 @@
 """Where commands find their settings if no option names a file."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from daemon.settings_source import LOCAL_CLUSTER, URI, find_source
 from ledgers.errors import SettingsError
 from tests.daemon.cli_calls import exit_code
 
+ROOT = Path(__file__).parents[2]
 ADDRESS = "zk+hierarchical://zk1:2181/ledgers"
 VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
@@ -116,3 +118,17 @@ def test_the_option_is_accepted_anywhere(
     code = exit_code(monkeypatch, *arguments.replace("FILE", file).split())
 
     assert (code, ADDRESS in capsys.readouterr().out) == (0, True)
+
+
+def test_every_command_finds_its_settings_in_this_way() -> None:
+    """Only these read one file that is given: a file to check, and that of the local cluster."""
+    others = {"cli/config.py", "local/commands.py"}
+
+    found = {
+        path.relative_to(ROOT / "daemon").as_posix()
+        for package in ("cli", "status", "fsck", "local")
+        for path in (ROOT / "daemon" / package).rglob("*.py")
+        if re.search(r"\bload_settings\(", path.read_text())
+    }
+
+    assert found == others
