@@ -54,10 +54,11 @@ def main() -> None:
         help="folder for the logs after a failure",
     )
     options = parser.parse_args()
-    run_demo("restore-demo", partial(_run, options.output.resolve()))
+    run_demo("restore-demo", partial(restore_and_read, options.output.resolve()))
 
 
-def _run(output: Path) -> None:
+def restore_and_read(output: Path) -> None:
+    """Run the demonstration. ``output``: for the logs after a failure. Raises SurpriseError."""
     compiled_classes(BOOKKEEPER_DEFAULT, Java.find())  # an error without compiler comes at once
     say = teller()
     with TemporaryDirectory(prefix="restore-demo-", ignore_cleanup_errors=True) as name:
