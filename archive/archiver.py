@@ -236,7 +236,14 @@ class Archiver:
         await self.in_thread(self._delete_obsolete)
         if self.clock.now_s() - self._confirmed_s >= CONFIRM_S:
             self._confirmed_s = self.clock.now_s()
-            latest = msgspec.json.encode(Confirmed(number=self.number, time_ms=self.time_ms))
+            assert self.position is not None
+            confirmed = Confirmed(
+                number=self.number,
+                time_ms=self.time_ms,
+                generation=self.position.generation,
+                checkpoint=self.position.checkpoint,
+            )
+            latest = msgspec.json.encode(confirmed)
             await self.in_thread(lambda: self.place.replace(LATEST, latest))
         LAST_CHECKPOINT.set(self.time_ms / 1000)
 
@@ -259,7 +266,7 @@ class Archiver:
     async def _write_segment(self, batch: Batch, at: Offset, time_ms: int) -> None:
         """Archive the changes of the batch, and other znodes that changed."""
         assert self.position is not None
-        records, is_exact, written = list[Record](), True, 0
+        records, is_exact, is_begun = list[Record](), True, False
         end = None if batch.is_empty else batch.end
         async with aclosing(self._batches.read(batch)) as parts:
             async for changes in parts:
@@ -272,16 +279,18 @@ class Archiver:
                         records.append(record)
                         was_deleted = record.data is None and not change.is_deleted
                         is_exact &= record.version <= batch.end and not was_deleted
+                    is_begun = True
                     if _is_full(records):
                         await self._add_segment(records, self.position, self.time_ms)
-                        records, written = [], written + len(records)
+                        records = []
         records += await self._changed_znodes(at)
         now_s = self.clock.now_s()
-        if records or written or (end and now_s - self._written_s >= QUIET_S):
+        if records or is_begun or (end and now_s - self._written_s >= QUIET_S):
             self._is_exact = is_exact if end else self._is_exact
             await self._add_segment(records, at, time_ms)
-            self._written_s = now_s
-        self.position, self.time_ms = at, time_ms
+            # Only now: the next segment must begin where this one ends.
+            self.position, self._written_s = at, now_s
+        self.time_ms = time_ms
 
     async def _add_segment(self, records: Sequence[Record], end: Offset, time_ms: int) -> None:
         assert self.position is not None

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from checkpoints.model import CheckpointId, Key, LogId, Version, ledger_id_of, ledger_key
 from ledgers.errors import CorruptionError
+from ledgers.typed import decode_json, decode_msgpack
 
 FORMAT: Final = 1
 RECORDS_MAX: Final = 8_000
@@ -112,10 +113,12 @@ class Header(Struct, frozen=True, kw_only=True):
 
 class Confirmed(Struct, frozen=True, kw_only=True):
     """The content of the file ``latest.json``, which is replaced while nothing changes: up to this
-    time, the archive has everything with the file ``number``."""
+    time, nothing changed after the checkpoint, whose segment is the file ``number`` or earlier."""
 
     number: int
     time_ms: int
+    generation: int
+    checkpoint: CheckpointId
 
 
 LATEST: Final = "latest.json"
@@ -150,7 +153,7 @@ def decode_header(data: bytes, *, name: str) -> tuple[Header, str, bytes]:
     start = len(_MAGIC) + _LENGTH.size
     (length,) = _LENGTH.unpack(content[len(_MAGIC) : start])
     try:
-        header = msgspec.json.decode(content[start : start + length], type=Header)
+        header = decode_json(content[start : start + length], Header)
     except ValueError as error:
         raise CorruptionError("unreadable header of an archive's file", name=name) from error
     if header.format != FORMAT:
@@ -167,7 +170,7 @@ def decode_records(packed: bytes, *, name: str) -> list[Record]:
         unpacked = unpacker.decompress(packed, FILE_BYTES_MAX)
         if not unpacker.eof:
             raise CorruptionError("a file of the archive is incomplete or too large", name=name)
-        return msgspec.msgpack.decode(unpacked, type=list[Record])
+        return decode_msgpack(unpacked, list[Record])
     except (zlib.error, ValueError) as error:
         raise CorruptionError("unreadable records of an archive's file", name=name) from error
 

@@ -12,8 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from archive.format import (
     LATEST,
     Confirmed,
@@ -28,6 +26,7 @@ from archive.format import (
 from archive.places import Place
 from checkpoints.model import CheckpointId, Key
 from ledgers.errors import BookmenderError, CorruptionError
+from ledgers.typed import decode_json
 
 READS_AT_ONCE: Final = 16
 """Files that are read ahead: an object store takes tens of milliseconds for each."""
@@ -118,21 +117,23 @@ class Archive:
         numbers = self.numbers()
         return self.file(numbers[-1]) if numbers else None
 
-    def confirmed_ms(self) -> int:
-        """Return up to when the archive has everything, as the archiver said last; 0: unknown.
-        Raises CorruptionError if a file that it knew is missing."""
+    def confirmed_ms(self, point: Point) -> int:
+        """Return until when nothing changed after this point, as the archiver said last; 0: it is
+        unknown, or something did. Raises CorruptionError if a file that it knew is missing."""
         data = self._place.read(LATEST)
         if data is None:
             return 0
         try:
-            latest = msgspec.json.decode(data, type=Confirmed)
+            latest = decode_json(data, Confirmed)
         except ValueError as error:
             raise CorruptionError("an unreadable file of the archive", name=LATEST) from error
         if latest.number > max(self.numbers(), default=0):
             raise CorruptionError(
                 "the last files of the archive are missing", name=file_name(latest.number)
             )
-        return latest.time_ms
+        end = point.header
+        is_same = (latest.generation, latest.checkpoint) == (end.generation, end.end)
+        return latest.time_ms if is_same else 0
 
     def bases(self) -> Iterator[Header]:
         """Yield the complete bases, newest first, as long as all files that they need exist."""

@@ -23,6 +23,7 @@ ALONE: Final = (
     "underreplication/lostBookieRecoveryDelay",
     "underreplication/disable",
     "underreplication/bookmender/feed",
+    "underreplication/bookmender/archive",
 )
 """Relative to the ledgers root."""
 TREES: Final = ("cookies", "underreplication/bookmender/orders")

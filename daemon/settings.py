@@ -28,6 +28,7 @@ from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.secret import Secret
 from ledgers.security import SecuritySettings
+from ledgers.typed import convert
 from replication.settings import PlacementSettings, ReplicationSettings
 
 PORT_MAX = 65_535
@@ -466,7 +467,7 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     is_secret = key in secret_keys()
     try:
         kind = str if is_secret else types[key]
-        converted = msgspec.convert(value, kind, strict=not is_text)
+        converted = convert(value, kind, strict=not is_text)
         return Secret(converted) if is_secret else converted
     except msgspec.ValidationError as error:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

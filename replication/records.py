@@ -20,6 +20,7 @@ from typing import Annotated, Generic, Self, TypeVar
 import msgspec
 import structlog
 
+from ledgers import typed
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -95,7 +96,7 @@ def decode_json(data: bytes, kind: type[T]) -> T:
             "the record is larger than any that bookmender writes", byte_count=len(data)
         )
     try:
-        return msgspec.json.decode(data, type=kind)
+        return typed.decode_json(data, kind)
     except (ValueError, RecursionError) as error:  # of msgspec, of UTF-8, and of deep nesting
         raise CorruptionError(f"an unreadable record: {error}", data=data[:80]) from error
 

@@ -29,6 +29,7 @@ from ledgers.codec.protobuf import format_text, parse_binary, parse_text
 from ledgers.errors import CorruptionError, NodeExistsError, SettingsError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
+from ledgers.typed import decode_json
 
 # --- Paths ----------------------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ session if the value is its own bookie id (``LeaderElectionImpl.handleExistingLe
 def parse_pulsar_leader(data: bytes) -> str:
     """Return the leader: a bookie id, or the candidate of our node. Raises CorruptionError."""
     try:
-        return msgspec.json.decode(data, type=str).removeprefix(_OURS)
+        return decode_json(data, str).removeprefix(_OURS)
     except msgspec.DecodeError as error:
         raise CorruptionError("the leader is not a JSON string", data=data[:80]) from error
 

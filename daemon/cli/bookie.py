@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from msgspec import convert
 
 from daemon.admin_session import AdminSession, in_each_session, run_in_session, shared_clock
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
@@ -44,6 +43,7 @@ from ledgers.errors import RejectedError
 from ledgers.model import BookieId
 from ledgers.placement.topology import clean_rack
 from ledgers.sizes import size_text
+from ledgers.typed import convert
 
 
 @click.group(cls=CommandGroup)

@@ -12,7 +12,7 @@ import enum
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,7 @@ from ledgers.clock import SystemClock
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
+from ledgers.typed import convert
 
 T = TypeVar("T")
 Start = Callable[[Coroutine[Any, Any, None]], object]
@@ -201,7 +202,7 @@ async def order(request: web.Request, kind: type[T]) -> T:
                 key: int(value) if isinstance(value, float) and value.is_integer() else value
                 for key, value in given.items()
             }
-        return msgspec.convert(given, kind)
+        return cast(T, convert(given, kind))
     except (ValueError, RecursionError) as error:  # deep nesting is a RecursionError
         raise WrongRequestError(f"the body is wrong: {error}") from error
 

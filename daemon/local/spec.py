@@ -14,6 +14,7 @@ from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
 from ledgers.plain_files import in_place
+from ledgers.typed import decode_json
 
 FILE_NAME = "cluster.json"
 FILE_VERSION = 1
@@ -102,7 +103,7 @@ class ClusterSpec:
         SettingsError if it is unreadable."""
         path = data / FILE_NAME
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
+            return decode_json(path.read_bytes(), cls)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

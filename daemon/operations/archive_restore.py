@@ -74,7 +74,7 @@ class Verified(Answer, frozen=True, kw_only=True):
     """The first point that can be restored."""
     last: ArchivePoint | None
     confirmed_ms: int
-    """Up to this time it has everything; 0: unknown."""
+    """Up to this time nothing changed after ``last``; 0: unknown, or something did."""
     gaps: tuple[int, ...]
     """Times after which changes are missing until the next base."""
 
@@ -104,15 +104,15 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
                 gaps.append(end.time_ms)
             end = header
         on_progress(header.number - numbers[0] + 1, len(numbers))
-    last = archive.point(is_exact=False).header if base_count else None
+    point = archive.point(is_exact=False) if base_count else None
     return Verified(
         file_count=len(numbers),
         byte_count=byte_count,
         record_count=record_count,
         base_count=base_count,
         first=ArchivePoint.of(first) if first else None,
-        last=ArchivePoint.of(last) if last else None,
-        confirmed_ms=archive.confirmed_ms(),
+        last=ArchivePoint.of(point.header) if point else None,
+        confirmed_ms=archive.confirmed_ms(point) if point else 0,
         gaps=tuple(gaps),
     )
 
@@ -217,8 +217,7 @@ class RestoreSummary(Answer, frozen=True, kw_only=True):
 
 def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> RestoreSummary:
     """It blocks. Raises CorruptionError."""
-    header, archive = plan.point.header, Archive(place)
-    is_last = archive.point(is_exact=False).number == plan.point.number
+    header = plan.point.header
     return RestoreSummary(
         point=ArchivePoint.of(header),
         root=header.root,
@@ -229,7 +228,7 @@ def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> Restor
         znode_count=len(plan.others),
         bookies=list(plan.bookies),
         first_new_id=plan.first_new_id,
-        confirmed_ms=archive.confirmed_ms() if is_last else 0,
+        confirmed_ms=Archive(place).confirmed_ms(plan.point),
         is_done=is_done,
     )
 

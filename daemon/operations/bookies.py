@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from msgspec import convert
-
 from auditor.records import DrainProgress, read_absences, read_drains, read_identities
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession
@@ -28,6 +26,7 @@ from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
 from ledgers.security import SecuritySettings
+from ledgers.typed import convert
 from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 from replication.racks import remembered_racks
 

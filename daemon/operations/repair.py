@@ -10,7 +10,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 
-from msgspec import UNSET, UnsetType, convert
+from msgspec import UNSET, UnsetType
 
 from auditor.marker import Marker
 from auditor.scan import scan_ledgers
@@ -32,6 +32,7 @@ from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
+from ledgers.typed import convert
 from replication.journal import MetadataJournal
 from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes, read_unproven
 from replication.marks import marked_ledger_ids, read_marks

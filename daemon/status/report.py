@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from msgspec import convert, structs
+from msgspec import structs
 
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Summary
@@ -50,6 +50,7 @@ from daemon.status.state import Services, Status
 from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
+from ledgers.typed import convert
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.reasons import Reason, gravity

@@ -14,6 +14,7 @@ import msgspec
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.topology import clean_rack
+from ledgers.typed import decode_json
 
 PULSAR_RACKS_PATH = "/bookies"
 _UNDECODABLE = (ValueError, RecursionError)
@@ -41,7 +42,7 @@ def parse_pulsar_groups(data: bytes) -> dict[str, frozenset[BookieId]]:
 
 def _decode(data: bytes) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        return msgspec.json.decode(data, type=dict[str, dict[str, dict[str, Any]]])
+        return decode_json(data, dict[str, dict[str, dict[str, Any]]])
     except _UNDECODABLE as error:
         raise CorruptionError("not a map of groups, bookies and racks", error=str(error)) from error
 
@@ -75,7 +76,7 @@ def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
     if data is None:
         return None
     try:
-        config = msgspec.json.decode(data, type=_Config)
+        config = decode_json(data, _Config)
     except _UNDECODABLE:
         return None
     if config.policyClass not in POLICY_CLASSES:

@@ -20,7 +20,7 @@ from checkpoints.leader_state import FeedSettings
 from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError, UnavailableError
 from tests.archive.places import MemoryPlace, at_once
-from tests.checkpoints.feed_cluster import ROOT, FeedCluster
+from tests.checkpoints.feed_cluster import PATHS, ROOT, FeedCluster
 from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
@@ -91,6 +91,11 @@ class Recorded(FeedCluster):
             for error in results:
                 if isinstance(error, Exception):
                     raise error
+
+    async def prepare(self) -> None:
+        """Empty checkpoints follow while nothing changes, as while a node archives."""
+        await super().prepare()
+        await self.store.create(f"{PATHS.feed_watchers}/archive", with_parents=True)
 
     async def wait_archived(self) -> None:
         """Wait until the newest point has all metadata."""
@@ -190,6 +195,25 @@ def test_an_archive_goes_on_after_any_failure(seed: int) -> None:
                 await cluster.wait_archived()
 
         assert assert_points_are_right(cluster) > 0
+
+    run(scenario())
+
+
+def test_quiet_times_leave_no_gap() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver():
+            for quiet_s in (7, 20, 45, 130):
+                await cluster.create()
+                await cluster.clock.sleep(quiet_s)
+            await cluster.wait_archived()
+
+        reading = Archive(cluster.place)
+        point = reading.point(is_exact=False)
+        assert point.number == reading.numbers()[-1]
+        assert reading.confirmed_ms(point) >= point.header.time_ms
 
     run(scenario())
 
