@@ -139,18 +139,19 @@ def archive_path(jars_folder: Path, java: Java) -> Path:
 
 
 def archive_flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
-    """Return the flags for a bookie's JVM. ``draft``: where the JVM records an archive if there is
-    none."""
+    """Return the flags for a JVM. ``draft``: where the JVM records an archive if there is none. An
+    archive of another class path is not used, without a word."""
+    quiet = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
     if archive.exists():
-        return (f"-XX:SharedArchiveFile={archive}",)
-    if draft is None:
-        return ()
-    return (f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+        return (f"-XX:SharedArchiveFile={archive}", *quiet)
+    return () if draft is None else (f"-XX:ArchiveClassesAtExit={draft}", *quiet)
 
 
 def keep_archive(draft: Path, archive: Path) -> None:
-    """Move the draft to its final path. Its JVM must have ended, so that the
+    """Move the draft, if there is one, to its final path. Its JVM must have ended, so that the
     draft is complete."""
+    if not draft.exists():
+        return
     copy = archive.with_name(f"{archive.name}.{os.getpid()}")
     shutil.copyfile(draft, copy)  # the two paths may be on different disks
     os.replace(copy, archive)
