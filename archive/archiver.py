@@ -486,18 +486,20 @@ class Archiver:
 
     async def _create(self, name: str, data: bytes) -> None:
         """Write a file. A failed try may have written it."""
-        for left in reversed(range(TRIES)):
+        left = TRIES
+        while True:
+            left -= 1
             try:
-                return await self.in_thread(lambda: self.place.create(name, data))
+                await self.in_thread(lambda: self.place.create(name, data))
+                return
             except TakenError:
                 if await self.in_thread(lambda: self.place.read(name)) == data:
-                    return None
+                    return
                 raise
             except UnavailableError:
                 if not left:
                     raise
             await self.clock.sleep(RETRY_S)
-        return None
 
     def _find_obsolete(self) -> list[int]:
         """Return the files that only points older than the retention need."""

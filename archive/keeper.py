@@ -62,26 +62,20 @@ class ArchiveKeeper:
         """Run until cancelled. Raises SessionLostError."""
         while True:
             try:
-                order = (await read_order(self.store, self.paths)).value
-                if order is not None and await self._is_ours_to_do():
+                if await self._order() and not await self.store.exists(self.paths.archiver):
+                    if self.leads():
+                        await self.clock.sleep(LEADER_WAITS_S)
                     async with self._chosen() as is_chosen:
-                        while is_chosen:
+                        while is_chosen and (order := await self._order()) is not None:
                             await self._archive(order)
-                            order = (await read_order(self.store, self.paths)).value
-                            if order is None:
-                                break
             except SessionLostError:
                 raise
             except BookmenderError as error:  # of ZooKeeper
                 log.warning("archive.failed", error=str(error))
             await self.clock.sleep(CHECK_S)
 
-    async def _is_ours_to_do(self) -> bool:
-        if await self.store.exists(self.paths.archiver) is not None:
-            return False
-        if self.leads():
-            await self.clock.sleep(LEADER_WAITS_S)
-        return True
+    async def _order(self) -> ArchiveOrder | None:
+        return (await read_order(self.store, self.paths)).value
 
     @asynccontextmanager
     async def _chosen(self) -> AsyncIterator[bool]:
@@ -108,7 +102,7 @@ class ArchiveKeeper:
                 return
             self._checked_s = self.clock.now_s()
             await self._write_state(archiver)
-            if (await read_order(self.store, self.paths)).value != order:
+            if await self._order() != order:
                 raise OrderChangedError("the order to archive was changed")
 
         try:
@@ -129,9 +123,10 @@ class ArchiveKeeper:
                     in_thread=self.in_thread,
                 )
                 await archiver.run()
-        except (SessionLostError, OrderChangedError) as error:
-            if isinstance(error, SessionLostError):
-                raise
+        except SessionLostError:
+            raise
+        except OrderChangedError:
+            pass
         except (BookmenderError, BaseExceptionGroup) as error:
             if isinstance(error, BaseExceptionGroup) and error.subgroup(SessionLostError):
                 raise

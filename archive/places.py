@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -179,19 +180,16 @@ class ObjectStore(Place):
             self._files.rm_file(f"{self._path}/{name}")
 
 
-class _errors_of:  # noqa: N801  # used like a function
-    """Turns the errors of a place into UnavailableError."""
-
-    def __init__(self, where: object) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # Packages for object stores have errors of their own, whose only common base is Exception.
-        if isinstance(error, Exception) and not isinstance(error, UnavailableError):
-            text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise UnavailableError(
-                f"the archive cannot be read or written: {text}", path=str(self._where)
-            ) from error
+@contextmanager
+def _errors_of(where: object) -> Iterator[None]:
+    """Turn the errors of a place into UnavailableError. Packages for object stores have errors of
+    their own, whose only common base is Exception."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except Exception as error:
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnavailableError(
+            f"the archive cannot be read or written: {text}", path=str(where)
+        ) from error

@@ -152,17 +152,22 @@ def plan_restore(archive: Archive, point: Point) -> RestorePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clone:
-    """Turns metadata into that of another cluster, which has no data of this one's bookies.
-    ``bookies``: the new id of each bookie. Orders, cookies and further trees are left out."""
+    """Turns metadata into that of another cluster. ``bookies``: the new id of each bookie. Orders,
+    cookies and further trees are left out."""
 
     instance_id: str
     bookies: Mapping[BookieId, BookieId]
 
-    def metadata(self, data: bytes) -> bytes:
-        """Raises CorruptionError."""
+    def metadata(self, data: bytes, ledger_id: int) -> bytes:
+        """Return metadata that names the new bookies. Raises CorruptionError if it cannot be
+        parsed, RestoreRefusedError for a bookie without a new id: a clone must not name it."""
         metadata = parse_metadata(data)
+        if missing := sorted(metadata.bookies - self.bookies.keys()):
+            raise RestoreRefusedError(
+                f"ledger {ledger_id} names {missing[0]}, for which no other bookie is given"
+            )
         segments = tuple(
-            replace(each, ensemble=tuple(self.bookies.get(b, b) for b in each.ensemble))
+            replace(each, ensemble=tuple(self.bookies[b] for b in each.ensemble))
             for each in metadata.segments
         )
         return serialize_metadata(replace(metadata, segments=segments))
@@ -274,8 +279,7 @@ class Restore:
             assert record.data is not None
             data = record.data
             if self.clone is not None:
-                with suppress(CorruptionError):
-                    data = self.clone.metadata(data)
+                data = self.clone.metadata(data, record.ledger_id)
             is_full = len(transaction) == LEDGERS_A_TRANSACTION
             if transaction and (is_full or size_bytes + len(data) > TRANSACTION_BYTES_MAX):
                 yield transaction

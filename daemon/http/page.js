@@ -149,10 +149,10 @@ function command(text) {
 }
 
 // Returns the text with its commands as such: what is between backticks, and what looks like one.
-const WORDS = "list|show|close|restore|drain|maintenance|decommission|trust-identities|run|mark|status|disable|enable|" +
+const WORDS = "list|show|close|restore|drain|maintenance|decommission|trust-identities|run|mark|status|verify|disable|enable|" +
   "lostbookierecoverydelay|-{1,2}[a-z][a-z-]*|[\\w.-]+:\\d+|[A-Z][A-Z_]*|\\d+[smhd]?";
 const COMMAND = new RegExp("`([^`]+)`|(bookmender (?:status|history|queue|plan|ledger|bookie|repair|limits|hold|check|" +
-  `fsck|disable|enable|recovery-delay|feed|shell|doctor|config|local|daemon)(?![\\w-])(?: (?:${WORDS})(?![\\w-]))*)`);
+  `fsck|disable|enable|recovery-delay|feed|archive|shell|doctor|config|local|daemon)(?![\\w-])(?: (?:${WORDS})(?![\\w-]))*)`);
 const rich = (text) => text.split(COMMAND).map((part, i) =>
   part && (i % 3 === 0 ? part : part.startsWith("bookmender ") ? command(part) : el("code", part)));
 
