@@ -93,7 +93,6 @@ class LocalCluster:
             _check_ports(spec)
             jars.fetch(
                 spec.bookkeeper,
-                with_rocksdb=spec.needs_rocksdb,
                 on_progress=lambda done, total: on_event(
                     f"downloading BookKeeper, once: jar {done + 1} of {total}"
                 ),

@@ -40,9 +40,6 @@ ZOOKEEPER_JARS = (
 """How the names of the jars begin that a ZooKeeper server needs. No others are on its class
 path."""
 
-ROCKSDB = "rocksdbjni-"
-"""The jar that only the storage ``db`` needs: 72 of the 101 MB of BookKeeper 4.18."""
-
 OnProgress = Callable[[int, int], None]
 """Receives the number of jars downloaded so far, and how many are to be downloaded."""
 
@@ -57,11 +54,10 @@ def jars_folder(name: str) -> Path:
     return Path(cache) / "bookmender" / "jars" / name
 
 
-def bookkeeper_classpath(version: str, *, with_rocksdb: bool = True) -> str:
-    """Return the class path of a bookie. The jars must have been downloaded (``fetch``). RocksDB
-    comes last, so that one class archive, recorded without it, fits both class paths."""
-    jars = (_jar(version, path) for _, path in _listed(version, with_rocksdb=with_rocksdb))
-    return os.pathsep.join(map(str, sorted(jars, key=lambda jar: jar.name.startswith(ROCKSDB))))
+def bookkeeper_classpath(version: str) -> str:
+    """Return the class path of a bookie. The jars must have been downloaded (``fetch``). Without
+    the jar of RocksDB, the largest, a bookie of any storage hangs when it is stopped."""
+    return os.pathsep.join(str(_jar(version, path)) for _, path in _listed(version))
 
 
 def zookeeper_classpath(version: str) -> str:
@@ -74,15 +70,14 @@ def fetch(
     name: str = BOOKKEEPER_DEFAULT,
     *,
     lists: Path = LISTS,
-    with_rocksdb: bool = True,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Path:
-    """Return the folder with the jars of a list. Downloads those that are missing (a version of
-    BookKeeper: 30 MB, and 70 MB more with RocksDB). One process at a time downloads.
+    """Return the folder with all jars of a list. Downloads those that are missing (a version of
+    BookKeeper: 100 MB, a minute or two). One process at a time downloads.
 
     Raises SettingsError if there is no such list, UnavailableError if a download fails.
     """
-    listed = _listed(name, lists, with_rocksdb=with_rocksdb)
+    listed = _listed(name, lists)
     folder = jars_folder(name)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("a") as lock:
@@ -94,7 +89,7 @@ def fetch(
     return folder
 
 
-def _listed(name: str, lists: Path = LISTS, *, with_rocksdb: bool = True) -> list[tuple[str, str]]:
+def _listed(name: str, lists: Path = LISTS) -> list[tuple[str, str]]:
     """Return the digest and the path of each jar."""
     try:
         lines = (lists / f"{name}.sha256").read_text().splitlines()
@@ -102,8 +97,7 @@ def _listed(name: str, lists: Path = LISTS, *, with_rocksdb: bool = True) -> lis
         raise SettingsError(
             f"the local cluster cannot run BookKeeper {name!r}, only {', '.join(versions())}"
         ) from error
-    listed = [(sha256, path) for sha256, path in (line.split() for line in lines)]
-    return [each for each in listed if with_rocksdb or ROCKSDB not in each[1]]
+    return [(sha256, path) for sha256, path in (line.split() for line in lines)]
 
 
 def _jar(name: str, path: str) -> Path:

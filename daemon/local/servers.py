@@ -128,9 +128,7 @@ class Servers:
 
     def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
         folder, port = self.bookie_folder(bookie_id), port_of(bookie_id)
-        # With RocksDB the class path is longer than that of the other storages.
-        records = bookie_id == spec.bookies[0] and not spec.needs_rocksdb
-        draft = self._archive_draft if records else None
+        draft = self._archive_draft if bookie_id == spec.bookies[0] else None
         if draft is not None:
             draft.unlink(missing_ok=True)  # left by a run that was interrupted
         return self._spawn_bookkeeper(
@@ -200,7 +198,7 @@ class Servers:
             [main_class, "--conf"],
             settings=settings,
             properties=NETTY_PROPERTIES,
-            classpath=jars.bookkeeper_classpath(spec.bookkeeper, with_rocksdb=spec.needs_rocksdb),
+            classpath=jars.bookkeeper_classpath(spec.bookkeeper),
             heap_mib=BOOKIE_HEAP_MIB,
             direct_mib=BOOKIE_DIRECT_MIB,
             flags=[*BOOKIE_JVM_FLAGS, *flags],

@@ -85,10 +85,6 @@ class ClusterSpec:
         return self.zookeeper_tls_port is not None
 
     @property
-    def needs_rocksdb(self) -> bool:
-        return self.storage is Storage.DB
-
-    @property
     def zookeeper_address(self) -> str:
         """``host:port``, in the form that ZooKeeper clients use."""
         return f"{LOOPBACK}:{self.zookeeper_port}"

@@ -172,6 +172,7 @@ def is_typed(line: str) -> bool:
 
 
 @pytest.mark.cluster
+@pytest.mark.long(group="commands")
 @pytest.mark.timeout(900)
 def test_the_code_blocks_work_as_printed(reader: Reader) -> None:
     (*first, last), *others = (

@@ -71,7 +71,7 @@ def groups(tree: Path, base: str = "base") -> list[str]:
 @pytest.mark.parametrize(
     ("file", "content", "expected"),
     [
-        pytest.param("docs/faq.md", "", [], id="a document"),
+        pytest.param("docs/faq.md", "", ["commands"], id="a document"),
         pytest.param("tests/replication/test_plan.py", "", [], id="a test without servers"),
         pytest.param("checkpoints/log.py", "", ["feed", "fsck"], id="a package"),
         pytest.param("tests/forked.py", "", ["all"], id="what tests share"),
