@@ -155,7 +155,7 @@ class Archiver:
     """Changes that are not archived, because an ACL hides the ledger."""
     _writer: str = field(default_factory=lambda: uuid4().hex, init=False)
     _sha256: str = field(default="", init=False)
-    """Of the last file."""
+    """SHA-256 of the last file, hexadecimal."""
     _is_exact: bool = field(default=True, init=False)
     _since_base: int = field(default=0, init=False)
     _writing: _Base | None = field(default=None, init=False)

@@ -77,7 +77,7 @@ class FileKind(enum.Enum):
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a file says of itself.
+    """The header of a file.
 
     ``number``: of the file, from 1. ``previous``: SHA-256 of the file before, hexadecimal; empty
     for the first. ``generation``: of the feed; checkpoints of different generations have nothing in

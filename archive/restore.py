@@ -15,7 +15,7 @@ bookie start is written last. The steps, and what a kill after each of them leav
 7. The order to trust the cookies, which are newer than all ledgers now (rule S5).
 8. The marker is deleted. Auto-recovery stays disabled until an operator enables it.
 
-Marks are not archived: the leader finds under-replicated ledgers anew.
+Marks are not archived, because the leader finds and marks under-replicated ledgers again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class RestoreRefusedError(RejectedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """What a restore of a point writes. ``others``: the znodes besides ledgers, by path."""
+    """The ledgers and znodes that a restore of a point writes. ``others``: the znodes that are no
+    ledgers, by path."""
 
     point: Point
     layout: Layout

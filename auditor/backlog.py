@@ -92,7 +92,7 @@ MARKS_KEPT_MAX = 200_000
 PACE_WINDOW_MS = 300_000
 """The estimate uses the pace of this time."""
 GROWN_BY = 1.1
-"""A backlog that grew by this factor begins the estimate anew: another bookie was lost."""
+"""A backlog that grew by this factor starts a new estimate: another bookie was lost."""
 SAMPLES_MAX = 120
 SAMPLES_CONTINUED_MS = 600_000
 """A new leader continues samples that are at most this old."""
@@ -130,7 +130,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairProgress(Record):
-    """What is left to repair and to drain, as the leader measured it last.
+    """The work that is left, repairs and drains, as the leader measured it last.
 
     ``bytes_per_s`` and ``left_s``: None if unknown. ``samples``: since the queue was last empty, at
     most ``SAMPLES_MAX``, the oldest first.

@@ -99,7 +99,7 @@ COMPARED_AT_ONCE = 4_096
 PARENTS_AT_ONCE = 100
 RETRY_MAX_S = 60.0
 HEARTBEAT_S = 5.0
-"""Without changes, an empty checkpoint follows this often while somebody watches the feed."""
+"""Interval of empty checkpoints: without changes, and while ``feed_watchers`` has a child."""
 
 Recover = Callable[[VersionedMetadata], Awaitable[VersionedMetadata]]
 """Fences a ledger, finds its end and closes it. Raises UnavailableError if the ledger cannot be
