@@ -1,7 +1,7 @@
 """Serves the page for people: static files, whose script reads the API below ``api/v1``.
 
-The page itself has nothing of the cluster, but whoever may not read the API may not open it either,
-so that a browser asks for the token. Style and script are open to everybody.
+The page itself contains no data of the cluster. It needs the same access as the API, so that a
+browser asks for the token when it opens the page. Style and script need none.
 """
 
 from functools import cache
