@@ -93,7 +93,7 @@ FILES = Counter("bookmender_archive_files_total", "Files that this node added to
 BYTES = Counter("bookmender_archive_bytes_total", "Bytes that this node added to the archive.")
 LAST_CHECKPOINT = Gauge(
     "bookmender_archive_last_checkpoint_timestamp_seconds",
-    "Time up to which this node has archived all changes. 0 on nodes that do not archive.",
+    "Time up to which everything can be restored. 0 on nodes that do not archive.",
 )
 
 
@@ -146,7 +146,10 @@ class Archiver:
     position: Offset | None = field(default=None, init=False)
     """Everything up to here is archived; None: a base must be begun."""
     time_ms: int = field(default=0, init=False)
-    """The time of this checkpoint, wall clock."""
+    """Nothing changed from this checkpoint up to this time, wall clock."""
+    restorable_ms: int = field(default=0, init=False)
+    """Up to this time everything can be restored; 0: nothing. It stays behind ``time_ms`` while a
+    base is written without which the segments cannot be restored."""
     number: int = field(default=0, init=False)
     """The number of the last file."""
     base: Header | None = field(default=None, init=False)
@@ -157,6 +160,8 @@ class Archiver:
     _sha256: str = field(default="", init=False)
     """SHA-256 of the last file, hexadecimal."""
     _is_exact: bool = field(default=True, init=False)
+    _follows_base: bool = field(default=False, init=False)
+    """``position`` can be restored with the newest complete base."""
     _since_base: int = field(default=0, init=False)
     _writing: _Base | None = field(default=None, init=False)
     _znodes: dict[Key, Record] = field(default_factory=dict, init=False)
@@ -210,7 +215,8 @@ class Archiver:
         except NoSuchPointError:
             return
         end = point.header
-        self.base, self.time_ms = point.base, end.time_ms
+        self.base, self.time_ms, self.restorable_ms = point.base, end.time_ms, end.time_ms
+        self._follows_base = True
         self.position = Offset(generation=end.generation, checkpoint=end.end, log=end.log)
         self._is_exact, self._since_base = end.is_exact, end.since_base
         records = self._archive.state(point)
@@ -227,12 +233,14 @@ class Archiver:
                 await self._write_segment(batch, at, time_ms)
             except ChangesLostError as error:
                 log.warning("archive.begun_again", reason=str(error))
-                self.position = None
+                self.position, self._follows_base = None, False
         if self.position is None:
             await self._give_up_base()
             self.position, self.time_ms, self._since_base = at, time_ms, 0
             self._writing = _Base(begin=at.checkpoint, pages=self._scan(chain))
         await self._write_base()
+        if self._follows_base:
+            self.restorable_ms = self.time_ms
         await self.in_thread(self._delete_obsolete)
         if self.clock.now_s() - self._confirmed_s >= CONFIRM_S:
             self._confirmed_s = self.clock.now_s()
@@ -245,7 +253,7 @@ class Archiver:
             )
             latest = msgspec.json.encode(confirmed)
             await self.in_thread(lambda: self.place.replace(LATEST, latest))
-        LAST_CHECKPOINT.set(self.time_ms / 1000)
+        LAST_CHECKPOINT.set(self.restorable_ms / 1000)
 
     async def _end_of_feed(self) -> tuple[FeedChain, Offset, int]:
         """Return the feed, its last checkpoint, and the time of that."""
@@ -266,27 +274,19 @@ class Archiver:
     async def _write_segment(self, batch: Batch, at: Offset, time_ms: int) -> None:
         """Archive the changes of the batch, and other znodes that changed."""
         assert self.position is not None
-        records, is_exact, is_begun = list[Record](), True, False
-        end = None if batch.is_empty else batch.end
-        async with aclosing(self._batches.read(batch)) as parts:
-            async for changes in parts:
-                for start in range(0, len(changes), READS_AT_ONCE):
-                    some = changes[start : start + READS_AT_ONCE]
-                    for change, record in zip(some, await self._read_changes(some), strict=True):
-                        if record is None:
-                            is_exact = False
-                            continue
-                        records.append(record)
-                        was_deleted = record.data is None and not change.is_deleted
-                        is_exact &= record.version <= batch.end and not was_deleted
-                    is_begun = True
-                    if _is_full(records):
-                        await self._add_segment(records, self.position, self.time_ms)
-                        records = []
+        records, has_changes, is_exact = list[Record](), False, True
+        async with aclosing(self._read_batch(batch)) as parts:
+            async for some, are_exact in parts:
+                has_changes, is_exact = True, is_exact and are_exact
+                records += some
+                if _is_full(records):
+                    await self._add_segment(records, self.position, self.time_ms)
+                    records = []
         records += await self._changed_znodes(at)
         now_s = self.clock.now_s()
-        if records or is_begun or (end and now_s - self._written_s >= QUIET_S):
-            self._is_exact = is_exact if end else self._is_exact
+        is_due = not batch.is_empty and now_s - self._written_s >= QUIET_S
+        if records or has_changes or is_due:
+            self._is_exact = self._is_exact if batch.is_empty else is_exact
             await self._add_segment(records, at, time_ms)
             # Only now: the next segment must begin where this one ends.
             self.position, self._written_s = at, now_s
@@ -303,6 +303,22 @@ class Archiver:
             time_ms=time_ms,
             is_exact=self._is_exact,
         )
+
+    async def _read_batch(self, batch: Batch) -> AsyncGenerator[tuple[list[Record], bool], None]:
+        """Yield the metadata of some changed ledgers at a time, and whether each is of the version
+        that ZooKeeper had at the end of the batch. Use it within ``aclosing``."""
+        async with aclosing(self._batches.read(batch)) as parts:
+            async for changes in parts:
+                for start in range(0, len(changes), READS_AT_ONCE):
+                    some = changes[start : start + READS_AT_ONCE]
+                    read = await self._read_changes(some)
+                    are_exact = all(
+                        record is not None
+                        and record.version <= batch.end
+                        and (record.data is None) is change.is_deleted
+                        for change, record in zip(some, read, strict=True)
+                    )
+                    yield [record for record in read if record is not None], are_exact
 
     async def _read_changes(self, changes: Sequence[LedgerChange]) -> list[Record | None]:
         """Return the metadata of these ledgers, not older than the changes. A ledger may have been
@@ -382,7 +398,7 @@ class Archiver:
             first_page=base.first_page,
             total_count=base.record_count,
         )
-        self._writing, self._since_base = None, 0
+        self._writing, self._since_base, self._follows_base = None, 0, True
         log.info("archive.base_written", number=self.number, record_count=base.record_count)
         self._obsolete = await self.in_thread(self._find_obsolete)
 

@@ -144,7 +144,7 @@ class ArchiveKeeper:
         state = ArchiveState(
             node=self.node,
             written_ms=self.clock.wall_ms(),
-            archived_ms=0 if archiver is None or base is None else archiver.time_ms,
+            archived_ms=0 if archiver is None else archiver.restorable_ms,
             checkpoint=0 if position is None else position.checkpoint,
             number=0 if archiver is None else archiver.number,
             base_ms=0 if base is None else base.time_ms,

@@ -12,7 +12,13 @@ import pytest
 
 import archive.archiver
 import archive.reading
-from archive.archiver import ArchiveOptions, Archiver, FeedDisabledError
+from archive.archiver import (
+    CONFIRM_S,
+    ROUND_S,
+    ArchiveOptions,
+    Archiver,
+    FeedDisabledError,
+)
 from archive.format import FileKind
 from archive.places import TakenError
 from archive.reading import Archive, NoSuchPointError
@@ -33,6 +39,7 @@ class Recorded(FeedCluster):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.place = MemoryPlace()
+        self.checks_each_round = False
         self.states: list[tuple[int, Metadata]] = []
         apply = self.tree.apply
 
@@ -61,8 +68,14 @@ class Recorded(FeedCluster):
         """Run an archiver, again after each failure, as a node does."""
         store = MemoryStore(self.tree)
 
-        async def nothing() -> None:
-            pass
+        async def check() -> None:
+            """What is said to be restorable is."""
+            if self.checks_each_round and archiver.restorable_ms:
+                reading = Archive(self.place)
+                point = reading.point(is_exact=False)
+                restorable_ms = max(point.header.time_ms, reading.confirmed_ms(point))
+                confirmed_late_ms = 1000 * (CONFIRM_S + 2 * ROUND_S)
+                assert archiver.restorable_ms <= restorable_ms + confirmed_late_ms
 
         archiver = Archiver(
             store=store,
@@ -71,7 +84,7 @@ class Recorded(FeedCluster):
             clock=self.clock,
             place=self.place,
             options=ArchiveOptions(**options),
-            on_round=nothing,
+            on_round=check,
             in_thread=at_once,
         )
 
@@ -202,6 +215,7 @@ def test_an_archive_goes_on_after_any_failure(seed: int) -> None:
 def test_quiet_times_leave_no_gap() -> None:
     async def scenario() -> None:
         cluster = Recorded()
+        cluster.checks_each_round = True
         await cluster.prepare()
         await cluster.enable()
         async with cluster.leader(), cluster.archiver():
@@ -221,6 +235,7 @@ def test_quiet_times_leave_no_gap() -> None:
 def test_an_archive_begins_again_with_another_feed() -> None:
     async def scenario() -> None:
         cluster = Recorded()
+        cluster.checks_each_round = True
         await cluster.prepare()
         await cluster.enable()
         async with cluster.leader(), cluster.archiver() as archiver:
