@@ -266,9 +266,7 @@ class Restore:
                     if parent not in self._made:
                         await ensure_znode(self.store, parent)
                         self._made.add(parent)
-            async with asyncio.TaskGroup() as tasks:
-                for transaction in some:
-                    tasks.create_task(self._create_all(transaction))
+            await asyncio.gather(*map(self._create_all, some))
             count += sum(map(len, some))
             self.on_progress(count)
 

@@ -115,7 +115,7 @@ def test_a_killed_restore_lets_no_bookie_start_and_goes_on(killed_after: int) ->
         is_killed = False
         try:
             await lost.restore().run()
-        except* BookmenderError:
+        except BookmenderError:
             is_killed = True
         lost.tree.apply = apply  # type: ignore[method-assign]
 
@@ -169,9 +169,8 @@ def test_a_ledger_that_differs_stops_a_restore() -> None:
         await again.store.create(f"{PATHS.private.directory}/restoring", marker, with_parents=True)
         await again.store.create(path, b"other", with_parents=True)
 
-        with pytest.raises(BaseExceptionGroup) as raised:
+        with pytest.raises(ConflictError):
             await again.restore().run()
-        assert raised.group_contains(ConflictError)
 
     run(scenario())
 
