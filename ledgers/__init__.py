@@ -6,7 +6,8 @@ In reading order, which is also the order of the import layers (``pyproject.toml
 - Values: ``model`` has ledgers, segments, fragments and striping, ``digest`` the bytes of an entry,
   ``errors`` all errors. ``clock`` is the time, ``sizes`` writes byte counts as text, ``mixing`` is
   a hash that all processes share, ``secret`` has values that are never shown, ``tasks`` helps
-  with concurrent calls. ``plain_files`` writes files without following links.
+  with concurrent calls, ``typed`` decodes JSON as objects. ``plain_files`` writes files without
+  following links.
 - Interfaces: ``store`` is the metadata store, ``bookies`` are the bookies.
 - Bytes: ``codec`` converts what BookKeeper stores in ZooKeeper, ``wire`` the bookies' protocols.
 - Security: ``security`` has certificates and passwords, from files. ``bookie_auth`` opens
