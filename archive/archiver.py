@@ -59,7 +59,13 @@ from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
 from checkpoints.model import CheckpointId, Key, Version
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, NoNodeError, UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NoNodeError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.manager import LedgerManager
 from ledgers.store import MetadataStore
 from ledgers.tasks import in_daemon_thread
@@ -73,6 +79,8 @@ ROUND_S: Final = 0.5
 """Shortest time between two segments."""
 QUIET_S: Final = 60.0
 """Without changes, a segment says this often that nothing changed."""
+CHECK_S: Final = 30.0
+"""How often the archiver looks whether its last file and its base still exist."""
 CONFIRM_S: Final = 5.0
 """How often the archive itself says up to when it has everything."""
 ZNODES_S: Final = 60.0
@@ -139,6 +147,8 @@ class Archiver:
     clock: Clock
     place: Place
     options: ArchiveOptions = field(default_factory=ArchiveOptions)
+    known_number: int = 0
+    """The number of the last file, as the node that archived before said; 0: a new archive."""
     on_round: Callable[[], Awaitable[None]]
     """Called after each round."""
     in_thread: InThread = in_daemon_thread
@@ -169,6 +179,7 @@ class Archiver:
     _znodes_s: float = field(default=-math.inf, init=False)
     _written_s: float = field(default=-math.inf, init=False)
     _confirmed_s: float = field(default=-math.inf, init=False)
+    _checked_s: float = field(default=-math.inf, init=False)
     _obsolete: list[int] = field(default_factory=list, init=False)
     """Files to delete, the last number first."""
 
@@ -191,7 +202,8 @@ class Archiver:
 
     async def run(self) -> None:
         """Archive until cancelled. Raises TakenError if another writer is active,
-        FeedDisabledError, UnavailableError, CorruptionError, SessionLostError."""
+        FeedDisabledError, UnavailableError, SessionLostError, and CorruptionError, also if files
+        are missing."""
         await self.in_thread(self._resume)
         try:
             while True:
@@ -208,6 +220,11 @@ class Archiver:
         """Find out how far the archive is. Segments after a gap belong to no point, so then a base
         is begun."""
         if (head := self._archive.head()) is None:
+            if self.known_number:
+                raise _missing(
+                    "the archive is empty, and had files before: its place may not be mounted"
+                )
+            self.place.prepare()
             return
         self.number, self._sha256 = head.header.number, head.sha256
         try:
@@ -242,6 +259,9 @@ class Archiver:
         if self._follows_base:
             self.restorable_ms = self.time_ms
         await self.in_thread(self._delete_obsolete)
+        if self.clock.now_s() - self._checked_s >= CHECK_S:
+            self._checked_s = self.clock.now_s()
+            await self.in_thread(self._check_files)
         if self.clock.now_s() - self._confirmed_s >= CONFIRM_S:
             self._confirmed_s = self.clock.now_s()
             assert self.position is not None
@@ -517,6 +537,16 @@ class Archiver:
                     raise
             await self.clock.sleep(RETRY_S)
 
+    def _check_files(self) -> None:
+        """Raise CorruptionError if the last file or one of the newest base is missing: somebody has
+        deleted the archive, or its place is not mounted any more."""
+        numbers = {self.number} - {0}
+        if self.base is not None:
+            numbers |= {self.base.number, self.base.first_page}
+        for number in numbers:
+            if self.place.read(file_name(number)) is None:
+                raise _missing("a file of the archive is missing", name=file_name(number))
+
     def _find_obsolete(self) -> list[int]:
         """Return the files that only points older than the retention need."""
         kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
@@ -529,6 +559,11 @@ class Archiver:
         for _ in range(min(DELETED_AT_ONCE, len(self._obsolete))):
             self.place.delete(file_name(self._obsolete[-1]))
             self._obsolete.pop()
+
+
+def _missing(message: str, **context: object) -> CorruptionError:
+    cure = "Mount the place again; if the files are lost, disable the archive and enable it again"
+    return CorruptionError(f"{message}. {cure}", **context)
 
 
 def _is_full(records: Sequence[Record]) -> bool:

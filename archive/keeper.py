@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from archive.archiver import ArchiveOptions, Archiver, InThread
-from archive.order import ArchiveOrder, ArchiveState, read_order
+from archive.order import ArchiveOrder, ArchiveState, read_order, read_state
 from archive.places import Place, open_place
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -101,11 +101,12 @@ class ArchiveKeeper:
             if self.clock.now_s() - self._checked_s < CHECK_S:
                 return
             self._checked_s = self.clock.now_s()
-            await self._write_state(archiver)
+            await self._write_state(order, archiver)
             if await self._order() != order:
                 raise OrderChangedError("the order to archive was changed")
 
         try:
+            known = await read_state(self.store, self.paths, order)
             place = await self.in_thread(lambda: self.place_of(order.url))
             async with self.open_bookies() as bookies:
                 archiver = Archiver(
@@ -114,6 +115,7 @@ class ArchiveKeeper:
                     bookies=bookies,
                     clock=self.clock,
                     place=place,
+                    known_number=known.number if known else 0,
                     options=ArchiveOptions(
                         includes=order.includes,
                         retention_s=order.retention_s,
@@ -130,10 +132,12 @@ class ArchiveKeeper:
         except (BookmenderError, BaseExceptionGroup) as error:
             if isinstance(error, BaseExceptionGroup) and error.subgroup(SessionLostError):
                 raise
-            await self._write_state(archiver, error=str(error))
+            await self._write_state(order, archiver, error=str(error))
             await self.clock.sleep(RETRY_S)
 
-    async def _write_state(self, archiver: Archiver | None, *, error: str = "") -> None:
+    async def _write_state(
+        self, order: ArchiveOrder, archiver: Archiver | None, *, error: str = ""
+    ) -> None:
         if error and error != self._logged:
             log.error(
                 "archive.stalled", error=error, next_step="make sure that this node can write there"
@@ -143,10 +147,11 @@ class ArchiveKeeper:
         base = None if archiver is None else archiver.base
         state = ArchiveState(
             node=self.node,
+            url=order.url,
             written_ms=self.clock.wall_ms(),
             archived_ms=0 if archiver is None else archiver.restorable_ms,
             checkpoint=0 if position is None else position.checkpoint,
-            number=0 if archiver is None else archiver.number,
+            number=0 if archiver is None else archiver.number or archiver.known_number,
             base_ms=0 if base is None else base.time_ms,
             base_record_count=None if archiver is None else archiver.base_record_count,
             denied_count=0 if archiver is None else archiver.denied_count,

@@ -26,7 +26,7 @@ class ArchiveOrder(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveState(Record):
-    """How far the archive is, as the archiving node wrote it at ``written_ms``.
+    """How far the archive at ``url`` is, as the archiving node wrote it at ``written_ms``.
 
     ``archived_ms``: everything up to this time of the feed is archived; 0: nothing. ``number``: of
     the last file. ``base_ms``: the time of the newest base; 0: there is none.
@@ -37,6 +37,7 @@ class ArchiveState(Record):
 
     node: str
     written_ms: TimeMs
+    url: str = ""
     archived_ms: TimeMs = 0
     checkpoint: Count = 0
     number: Count = 0
@@ -51,6 +52,11 @@ async def read_order(store: MetadataStore, paths: ClusterPaths) -> Stored[Archiv
     return await read_stored(store, paths.archive, ArchiveOrder.parse)
 
 
-async def read_state(store: MetadataStore, paths: ClusterPaths) -> ArchiveState | None:
-    """Return None if there is none, or if it is unreadable. Raises UnavailableError."""
-    return await read_record(store, paths.archive_state, ArchiveState.parse)
+async def read_state(
+    store: MetadataStore, paths: ClusterPaths, order: ArchiveOrder
+) -> ArchiveState | None:
+    """Return the state of this order; None if no node has written one that is readable. Raises
+    UnavailableError."""
+    state = await read_record(store, paths.archive_state, ArchiveState.parse)
+    is_its_own = state and state.url == order.url and state.written_ms >= order.since_ms
+    return state if is_its_own else None

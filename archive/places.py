@@ -30,6 +30,9 @@ class TakenError(UnavailableError):
 class Place(ABC):
     """The folder of an archive. Its methods block, and raise UnavailableError."""
 
+    def prepare(self) -> None:  # noqa: B027  # an object store needs nothing
+        """Create the folder of a new archive."""
+
     @abstractmethod
     def names(self) -> list[str]:
         """Return the names of all files."""
@@ -58,6 +61,8 @@ def open_place(url: str) -> Place:
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise SettingsError(f"the archive's URL has no absolute path: {url}. Use file:///PATH")
+        if parts.query or parts.fragment or parts.path.strip("/") == "":
+            raise SettingsError(f"the archive's URL names no folder: {url}. Use file:///PATH")
         return Directory(Path(unquote(parts.path)))
     if parts.scheme in SCHEMES:
         try:
@@ -81,6 +86,10 @@ class Directory(Place):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def prepare(self) -> None:
+        with _errors_of(self._path):
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
         with _errors_of(self._path):
@@ -115,7 +124,6 @@ class Directory(Place):
 
     def _draft(self, data: bytes) -> Path:
         """Write the data to a file of another name."""
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._path / f".{uuid4().hex}.draft"
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
         try:

@@ -163,7 +163,7 @@ def enable(
         )
 
     found = run_in_session(config, act)
-    text = f"The metadata is archived to {url}. Watch the first base: bookmender archive status"
+    text = f"A node is going to archive to {url}. Watch the first base: bookmender archive status"
     echo(output, found, text)
 
 
@@ -191,11 +191,11 @@ def _status_lines(found: ArchiveStatus, *, now_ms: int) -> list[str]:
         return ["The archive is disabled. Enable it: bookmender archive enable --to URL"]
     by = f"by {printable(found.node)}" if found.node else "by no node"
     lines = [f"The metadata is archived to {printable(found.url)} {by}."]
-    if found.archived_ms is None or found.lag_s is None:
+    if found.archived_ms is None:
         count = found.base_record_count or 0
         lines.append(f"The first base is being written: {counted(count, 'record')} so far.")
     else:
-        lag = duration_text(found.lag_s)
+        lag = duration_text(found.lag_s or 0)
         lines.append(f"It has everything up to {_time(found.archived_ms)}, {lag} ago.")
     if found.base_ms is not None:
         age = duration_text((now_ms - found.base_ms) / 1000)

@@ -57,7 +57,7 @@ class ArchiveStatus(Answer, frozen=True, kw_only=True):
     stall: str = ""
     """``feed-off`` or ``no-node``: why nothing can be archived; empty if it can."""
     lag_s: float | None = None
-    """Age of ``archived_ms``."""
+    """Age of ``archived_ms``; before the first base is complete, of the order."""
 
     @property
     def obstacle(self) -> tuple[str, str] | None:
@@ -77,7 +77,7 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
     order = stored.value
     if order is None:
         return ArchiveStatus(is_enabled=False)
-    state = await read_state(cluster.store, cluster.paths)
+    state = await read_state(cluster.store, cluster.paths, order)
     try:
         data, _ = await cluster.store.get(cluster.paths.archiver)
         node = data.decode(errors="replace")
@@ -97,7 +97,7 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
         retention_s=order.retention_s,
         node=node,
         archived_ms=archived_ms,
-        lag_s=None if archived_ms is None else max(0, now_ms - archived_ms) / 1000,
+        lag_s=max(0, now_ms - (archived_ms or order.since_ms)) / 1000,
         base_ms=None if state is None else state.base_ms or None,
         base_record_count=None if state is None else state.base_record_count,
         number=0 if state is None else state.number,

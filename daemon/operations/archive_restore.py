@@ -25,7 +25,7 @@ from daemon.operations.restore import look_before_restoring, restore_ledger
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
-from ledgers.errors import NoNodeError, RejectedError, SettingsError
+from ledgers.errors import CorruptionError, NoNodeError, RejectedError, SettingsError
 from replication.by_hand import Tell
 from replication.journal import JournalRecord
 
@@ -94,7 +94,8 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
         record_count += len(stored.records())
         if header.kind is FileKind.BASE:
             base_count += 1
-            first = first or header
+            if header.first_page >= numbers[0]:
+                first = first or header
         elif header.kind is FileKind.SEGMENT:
             is_gap = end is not None and (end.generation, end.end) != (
                 header.generation,
@@ -104,7 +105,9 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
                 gaps.append(end.time_ms)
             end = header
         on_progress(header.number - numbers[0] + 1, len(numbers))
-    point = archive.point(is_exact=False) if base_count else None
+    point = archive.point(is_exact=False) if any(archive.bases()) else None
+    if point is None and numbers and (base_count or numbers[0] > 1):
+        raise CorruptionError("the first files of the archive are missing: nothing can be restored")
     return Verified(
         file_count=len(numbers),
         byte_count=byte_count,

@@ -586,9 +586,13 @@ def archive_behind(status: Status) -> Found | None:
     if archive is None or archive.obstacle or (archive.lag_s or 0) < BEHIND_S:
         return None
     assert archive.lag_s is not None
+    lag = duration_text(archive.lag_s)
+    fact = f"The archive lacks the changes of the last {lag}."
+    if archive.archived_ms is None:
+        fact = f"Nothing can be restored yet: after {lag} the archive has no complete base."
     return Found(
         "WARN",
-        f"The archive lacks the changes of the last {duration_text(archive.lag_s)}.",
+        fact,
         "Look at the node that archives: bookmender archive status",
         {"lag_s": archive.lag_s},
     )

@@ -21,6 +21,9 @@ class MemoryPlace(Place):
         if self.fault(method, name):
             raise UnavailableError("the place does not answer")
 
+    def prepare(self) -> None:
+        self._fail("prepare", "")
+
     def names(self) -> list[str]:
         self._fail("names", "")
         return list(self.files)

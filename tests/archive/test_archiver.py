@@ -13,6 +13,7 @@ import pytest
 import archive.archiver
 import archive.reading
 from archive.archiver import (
+    CHECK_S,
     CONFIRM_S,
     ROUND_S,
     ArchiveOptions,
@@ -254,6 +255,28 @@ def test_an_archive_begins_again_with_another_feed() -> None:
         assert reading.point(time_ms=before.header.time_ms) == before
         assert ledgers_of(reading, before) == kept
         assert archiver.number == reading.numbers()[-1]
+
+    run(scenario())
+
+
+def test_a_deleted_archive_is_noticed_and_begins_again_only_on_order() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader():
+            async with cluster.archiver() as archiver:
+                await cluster.create()
+                await cluster.wait_archived()
+                archiver.known_number = archiver.number
+                cluster.place.files.clear()
+                await cluster.clock.sleep(CHECK_S + 5)
+                await cluster.create()
+                await cluster.clock.sleep(5)
+                assert not [name for name in cluster.place.files if name.endswith(".bma")]
+
+            async with cluster.archiver():
+                await cluster.wait_archived()
 
     run(scenario())
 

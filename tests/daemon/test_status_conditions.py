@@ -381,6 +381,9 @@ SCENES: dict[str, dict[str, Any]] = {
     "a stalled feed": {"feed_stall": FeedStall.of(STALLED), "taken_ms": 300_000},
     "a stalled archive": {"archive": replace_struct(ARCHIVED, error="the place is full")},
     "no node archives": {"archive": replace_struct(ARCHIVED, stall="no-node")},
+    "an archive without a base": {
+        "archive": replace_struct(ARCHIVED, archived_ms=None, lag_s=300.0)
+    },
     "an archive behind": {"archive": replace_struct(ARCHIVED, lag_s=300.0)},
     "Java stalls the feed": {"feed_stall": FeedStall(reason=JAVA_LEADS)},
 }
