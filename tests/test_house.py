@@ -22,7 +22,21 @@ from tests.compat.document import faults, page
 from tests.compat.gathering import look
 
 ROOT = Path(__file__).parent.parent
-PACKAGES_BELOW_DAEMON = ("archive", "checkpoints", "auditor", "replication", "ledgers")
+PACKAGES_BELOW_DAEMON = (
+    "archive",
+    "notifications",
+    "checkpoints",
+    "auditor",
+    "replication",
+    "ledgers",
+)
+    "archive",
+    "notifications",
+    "checkpoints",
+    "auditor",
+    "replication",
+    "ledgers",
+)
 
 
 def tracked_files() -> list[Path]:

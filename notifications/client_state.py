@@ -1,0 +1,273 @@
+"""One client, as its own library sees it: what the application wants, was told and has finished.
+
+``register`` and ``done`` are the application's calls, ``receive`` and ``frames`` the connection's.
+No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from notifications.protocol import (
+    BEAT_S,
+    KEYS_A_REGISTER,
+    Beat,
+    Change,
+    Changes,
+    ClientFrame,
+    Digest,
+    Hello,
+    Key,
+    Positions,
+    Refused,
+    Register,
+    ServerFrame,
+    Token,
+    Version,
+    Welcome,
+    check_key,
+)
+
+STALE_S: Final = 30.0
+"""After so long without news of the sources, what the application knows may be out of date."""
+
+
+class Stale(Struct, frozen=True):
+    """Changes of the last ``age_s`` seconds, or later ones, may not have been told."""
+
+    age_s: float
+
+
+class Fresh(Struct, frozen=True):
+    """All changes were told again."""
+
+
+Item = Change | Refused | Stale | Fresh
+
+
+class StoredState(Struct, frozen=True, kw_only=True):
+    """What an application keeps over a restart. ``digest``: of the registrations for which the
+    positions count."""
+
+    token: str
+    digest: str
+    count: int
+
+    def __bytes__(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def parse(cls, data: bytes) -> StoredState | None:
+        """Return None if this is no state: then the application is told everything."""
+        try:
+            return _stored_state.decode(data)
+        except msgspec.MsgspecError:
+            return None
+
+
+_stored_state = msgspec.json.Decoder(StoredState)
+
+
+class ClientState:
+    """The registrations of one client, over all its connections."""
+
+    def __init__(
+        self, *, client: str, name: str = "", stored: StoredState | None = None, now_s: float
+    ) -> None:
+        self._client, self._name = client, name
+        self._stored = stored
+        self._wanted: dict[Key, Version] = {}
+        """With the version that the application knew."""
+        self._digest = Digest()
+        self._told: dict[Key, Version] = {}
+        self._outstanding: dict[Key, Change] = {}
+        """What the application has not finished."""
+        self._ready: dict[Key, None] = {}
+        """What the application has not been given, the first first."""
+        self._notes: list[Refused | Stale | Fresh] = []
+        self._feed: str | None = None
+        self._positions: Positions = {}
+        self._confirmed: set[Key] = set()
+        """Registrations for which the positions count."""
+        self._is_welcome = False
+        self._unsent: dict[Key, None] = {}
+        self._n = 0
+        self._pending: dict[int, set[Key]] = {}
+        """Registrations that were sent and not answered, by n."""
+        self._said_s = now_s
+        self._fresh_s = now_s
+        """Up to this moment all changes were told, as far as the servers knew them."""
+        self._is_stale = False
+
+    # --- The application --------------------------------------------------------------------------
+
+    def register(self, key: Key, known: Version = 0) -> None:
+        """Want to be told of this object. ``known``: the version that the application has. Does
+        nothing if it is registered. Raises SettingsError if no object can have this key."""
+        if key in self._wanted:
+            return
+        self._wanted[check_key(key)] = known
+        self._digest.add(key)
+        self._unsent[key] = None
+
+    def unregister(self, key: Key) -> None:
+        if self._wanted.pop(key, None) is None:
+            return
+        self._digest.remove(key)
+        self._unsent[key] = None
+        for keys in (self._confirmed, *self._pending.values()):
+            keys.discard(key)  # an answer on its way is none to a later registration
+        for told in (self._told, self._outstanding, self._ready):
+            told.pop(key, None)
+
+    def next_item(self) -> Item | None:
+        """Return what the application is to be told next; None: nothing now. It calls ``done``
+        after a change."""
+        if self._notes:
+            return self._notes.pop(0)
+        for key in self._ready:
+            del self._ready[key]
+            return self._outstanding[key]
+        return None
+
+    def done(self, change: Change) -> None:
+        """The application has finished with this change."""
+        if self._outstanding.get(change.key) is change:
+            del self._outstanding[change.key]
+
+    def stored(self) -> StoredState | None:
+        """Return what to keep for a restart; None: keep what was kept before.
+
+        The positions are below the version of each item that is not finished: else a crash would
+        lose it. An unknown version counts as 0.
+        """
+        if self._feed is None or self._wanted.keys() != self._confirmed:
+            return None
+        positions = dict(self._positions)
+        for change in self._outstanding.values():
+            below = max(0, (change.version or 0) - 1)
+            kind = change.key[:1]
+            positions[kind] = min(positions.get(kind, 0), below)
+        return StoredState(
+            token=str(Token(self._feed, positions)),
+            digest=str(self._digest),
+            count=self._digest.count,
+        )
+
+    @property
+    def positions(self) -> Positions:
+        return dict(self._positions)
+
+    def stale_s(self, now_s: float) -> float | None:
+        """Return how old the application's knowledge may be; None if it is fresh."""
+        age_s = now_s - self._fresh_s
+        return age_s if age_s > STALE_S else None
+
+    # --- The connection ---------------------------------------------------------------------------
+
+    def connected(self, now_s: float) -> Hello:
+        """Return the first frame of a connection."""
+        if (stored := self._stored) is not None:
+            self._stored = None
+            token = Token.parse(stored.token)
+            is_same = (stored.digest, stored.count) == (str(self._digest), self._digest.count)
+            if token is not None and is_same:
+                self._feed, self._positions = token.feed, token.positions
+                self._confirmed = set(self._wanted)
+        self._is_welcome, self._n, self._pending, self._said_s = False, 0, {}, now_s
+        token = None if self._feed is None else Token(self._feed, self._positions)
+        return Hello(
+            client=self._client, name=self._name, token=None if token is None else str(token)
+        )
+
+    def receive(self, frame: ServerFrame, now_s: float) -> None:
+        match frame:
+            case Welcome():
+                if frame.resync:
+                    self._forget_told()
+                self._is_welcome, self._feed = True, frame.feed
+                self._unsent = {}
+            case Changes():
+                self._take(frame)
+                self._fresh_s = max(self._fresh_s, now_s - frame.age_ms / 1000)
+            case Refused():
+                for key in frame.keys:
+                    self.unregister(key)
+                    self._unsent.pop(key, None)
+                self._notes.append(frame)
+            case _:
+                pass
+        self.check(now_s)
+
+    def check(self, now_s: float) -> None:
+        """Note if what the application knows has become stale or fresh."""
+        age_s = self.stale_s(now_s)
+        if (age_s is not None) != self._is_stale:
+            self._is_stale = age_s is not None
+            self._notes.append(Fresh() if age_s is None else Stale(age_s))
+
+    def frames(self, now_s: float) -> list[ClientFrame]:
+        """Return what to send now."""
+        if not self._is_welcome:
+            return []
+        frames: list[ClientFrame] = []
+        if self._n == 0:
+            keys = list(self._wanted)
+            for first in range(0, max(1, len(keys)), KEYS_A_REGISTER):
+                part = keys[first : first + KEYS_A_REGISTER]
+                frames.append(self._registering(part, is_all=first == 0))
+        elif self._unsent:
+            keys, self._unsent = list(self._unsent), {}
+            for first in range(0, len(keys), KEYS_A_REGISTER):
+                frames.append(self._registering(keys[first : first + KEYS_A_REGISTER]))
+        if not frames and now_s - self._said_s >= BEAT_S:
+            # Before the answer, the client does not know what the server refuses.
+            digest = "" if self._pending else str(self._digest)
+            frames.append(Beat(n=self._n, digest=digest, count=self._digest.count))
+        if frames:
+            self._said_s = now_s
+        return frames
+
+    def _registering(self, keys: list[Key], *, is_all: bool = False) -> Register:
+        """Return the frame that tells the server which of these keys are wanted."""
+        self._n += 1
+        add = [(key, self._known(key)) for key in keys if key in self._wanted]
+        self._pending[self._n] = {key for key, _ in add}
+        remove = [key for key in keys if key not in self._wanted]
+        return Register(n=self._n, add=add, remove=remove, is_all=is_all)
+
+    def _known(self, key: Key) -> Version:
+        """Return up to which version the application knows this object."""
+        known = max(self._wanted[key], self._told.get(key, 0))
+        return max(known, self._positions.get(key[:1], 0)) if key in self._confirmed else known
+
+    def _take(self, frame: Changes) -> None:
+        for change in frame.changes:
+            key, version = change.key, change.version
+            if key not in self._wanted:
+                continue
+            if version is not None:
+                if version <= self._told.get(key, 0):
+                    continue
+                self._told[key] = version
+            self._outstanding[key] = change
+            self._ready[key] = None
+        if frame.n is None:
+            return
+        # Only a complete answer moves the positions.
+        for kind, position in frame.positions.items():
+            self._positions[kind] = max(self._positions.get(kind, 0), position)
+        for n in [n for n in self._pending if n <= frame.n]:
+            self._confirmed |= self._pending.pop(n)
+
+    def _forget_told(self) -> None:
+        """What was told has no meaning in another feed: the servers tell everything again."""
+        self._wanted = dict.fromkeys(self._wanted, 0)
+        self._told, self._positions, self._confirmed = {}, {}, set()
+        for key, change in self._outstanding.items():
+            self._outstanding[key] = replace(change, version=None)
+            self._ready[key] = None

@@ -1,0 +1,84 @@
+"""Which clients are to be told of a change: the tables of versions, and who registered for what.
+
+Everything here is in the memory of one server and may be lost with it. No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from notifications.protocol import Change, Goodbye, Hello, Key, Positions, Version
+from notifications.session import Session
+from notifications.versions import VersionTable
+
+
+class Matcher:
+    """The registrations of a server's clients. ``server``: its id. ``feed``: as in ``Token``."""
+
+    def __init__(self, *, server: str, feed: str, tables: Iterable[VersionTable]) -> None:
+        self.server, self.feed = server, feed
+        self.tables = {table.kind: table for table in tables}
+        self.positions: Positions = {}
+        """Replaced, never changed: frames refer to it."""
+        self.heard_s: dict[str, float] = {}
+        """By kind, when its source last said that it knows everything."""
+        self.holders: dict[Key, set[Session]] = {}
+        self.sessions: set[Session] = set()
+        self.dirty: set[Session] = set()
+        """Sessions that have something to say now."""
+        self.waiting: set[Session] = set()
+        """Sessions that wait until this server has caught up with their clients."""
+        self._note_positions()
+
+    def apply(
+        self, kind: str, changes: Iterable[Change], *, position: Version, now_s: float
+    ) -> None:
+        """Take all changes of one kind up to this position."""
+        changes = list(changes)
+        self.tables[kind].apply(changes, position=position)
+        self.heard_s[kind] = now_s
+        for change in changes:
+            for session in self.holders.get(change.key, ()):
+                session.outbox[change.key] = change
+                self.dirty.add(session)
+        self._note_positions()
+
+    def begin_again(self, feed: str, tables: Iterable[VersionTable]) -> None:
+        """Take the place of tables whose zxids mean nothing any more. Clients are sent away: they
+        come back, and are told everything."""
+        self.feed = feed
+        self.tables = {table.kind: table for table in tables}
+        self._note_positions()
+        for session in self.sessions:
+            session.end(Goodbye(code="moved"))
+
+    def age_s(self, now_s: float) -> float:
+        """Return for how long the quietest source has said nothing."""
+        heard_s = min((self.heard_s.get(kind, 0.0) for kind in self.tables), default=now_s)
+        return max(0.0, now_s - heard_s)
+
+    def open(self, hello: Hello, now_s: float) -> Session:
+        """Accept a client."""
+        session = Session(self, hello, now_s)
+        self.sessions.add(session)
+        self.waiting.add(session)
+        return session
+
+    def close(self, session: Session) -> None:
+        """Forget a client."""
+        session.forget_all()
+        for sessions in (self.sessions, self.waiting, self.dirty):
+            sessions.discard(session)
+
+    def hold(self, key: Key, session: Session) -> None:
+        self.holders.setdefault(key, set()).add(session)
+
+    def drop(self, key: Key, session: Session) -> None:
+        holders = self.holders.get(key)
+        if holders is not None:
+            holders.discard(session)
+            if not holders:
+                del self.holders[key]
+
+    def _note_positions(self) -> None:
+        self.positions = {kind: table.position for kind, table in self.tables.items()}
