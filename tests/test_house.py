@@ -30,13 +30,6 @@ PACKAGES_BELOW_DAEMON = (
     "replication",
     "ledgers",
 )
-    "archive",
-    "notifications",
-    "checkpoints",
-    "auditor",
-    "replication",
-    "ledgers",
-)
 
 
 def tracked_files() -> list[Path]:

@@ -330,8 +330,8 @@ class Simulation:
             for key in application.wanted:
                 if not application.is_current(key):
                     return f"{key} is out of date and its client was not told"
-                connection = application.connection
-                session = None if connection is None else connection.session
+                last = application.connection
+                session = None if last is None else last.session
                 if session is None or key not in session.keys:
                     return f"the registration of {key} is lost"
             if application.state.stale_s(self.now_s) is not None:
