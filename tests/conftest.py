@@ -21,6 +21,7 @@ settings.load_profile("bookmender")
 
 PORT_SHARES_MAX = 8
 FOUR_BOOKIES = {"bookies": 4}
+NO_HOME = "/dev/null/home"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell starts background jobs like this. Programs that tests interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Commands find neither settings nor a local cluster of the user who runs the tests.
-    os.environ |= {"XDG_CONFIG_HOME": "/nowhere", "XDG_DATA_HOME": "/nowhere"}
+    os.environ |= {"XDG_CONFIG_HOME": NO_HOME, "XDG_DATA_HOME": NO_HOME}
     if (found := getattr(config, "workerinput", None)) is not None:
         count = min(found["workercount"], PORT_SHARES_MAX)
         share = (ports.PORT_LAST - ports.PORT_FIRST) // count

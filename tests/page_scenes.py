@@ -237,7 +237,7 @@ def one_lost(count: int = 40, racks: int = 4) -> Scene:
         read_only=bookies[3:4],
         named_by={victim: 1_204},
         marked_count=1_204,
-        locked_count=24,
+        locked=frozenset(range(50_000, 50_024)),
         by_bookie=((victim, 1_204),),
         waiting=tuple(notes),
         waiting_count=len(notes),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,9 +126,10 @@ class Reader:
                 )
             self.running.append(child)
             return
-        ended = self._run(line)
         allowed = (0, 1) if line.startswith(CHECKING) else (0,)
-        assert ended.returncode in allowed, f"{line}\n{ended.stdout}{ended.stderr}"
+        until_s = time.monotonic() + (WAIT_S if "# after " in line else 0)
+        while (ended := self._run(line)).returncode not in allowed:
+            assert time.monotonic() < until_s, f"{line}\n{ended.stdout}{ended.stderr}"
 
     def interrupt_all(self) -> list[int]:
         for child in self.running:
@@ -164,6 +166,7 @@ def reader(_prerequisites: None) -> Iterator[Reader]:
         finally:
             for child in reader.running:
                 child.kill()
+                child.wait()
             reader._run("bookmender local down --delete")
 
 

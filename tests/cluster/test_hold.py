@@ -1,6 +1,7 @@
 """A safety hold on real servers: bookies fail at once and return; a rack is lost for good."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ async def test_a_mass_failure_begins_a_safety_hold(
         assert "on hold for" in shown.out
         unmeant = await bookmender(uri, "hold", "--end")
         assert unmeant.exit_code == 1
-        assert "3 of 5 bookies are lost" in unmeant.out
+        assert re.search("3 of 5 bookies are (absent|lost)", unmeant.out)
 
         await on.mark([unclosed.ledger_id])
         await wait_for(

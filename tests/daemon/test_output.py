@@ -75,6 +75,9 @@ def test_what_waits_for_yes_takes_dry_run() -> None:
     }
 
     assert both == {
+        "bookmender archive restore clone",
+        "bookmender archive restore cluster",
+        "bookmender archive restore ledger",
         "bookmender ledger close",
         "bookmender ledger restore",
         "bookmender bookie trust-identities",
