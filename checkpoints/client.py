@@ -212,7 +212,7 @@ async def open_client_in(
     clock, process = clock or SystemClock(), process or ClientProcess()
     _check_store(store)  # before the wait for a feed that is not enabled
     async with bookies_of(cluster, clock, bookies) as client, task_scope() as scope:
-        chain = await _wait_enabled(cluster, on_disabled)
+        chain = await wait_enabled(cluster, on_disabled)
         log = CheckpointLog(
             store=cluster.store,
             paths=cluster.paths,
@@ -294,7 +294,7 @@ async def _follow_views(views: ViewSource) -> None:
         raise error from None
 
 
-async def _wait_enabled(
+async def wait_enabled(
     cluster: ClusterConnection, on_disabled: Callable[[], None] | None
 ) -> FeedChain:
     """Return the chain once the feed is enabled."""

@@ -158,12 +158,14 @@ class PublishedVersions:
         self._ids, self._versions = array("q"), array("q")
         """The ledgers in the base, by ascending id, and their versions."""
         self._changed: dict[int, Version] = {}
-        """After the base; 0: deleted."""
+        """After the base; below 0: deleted at this version."""
         self._changed_ids: list[int] | None = None
         self.log_bytes = 0
         """Payload bytes of the log after the base."""
         self.last_id: CheckpointId = NO_CHECKPOINT
         """The last checkpoint of the log, as far as it was read."""
+        self.horizon: CheckpointId = NO_CHECKPOINT
+        """Deletions up to this checkpoint are unknown."""
 
     @classmethod
     async def read(cls, chain: FeedChain, ledgers: FeedLedgers) -> PublishedVersions:
@@ -178,7 +180,9 @@ class PublishedVersions:
             with losses_of(base):
                 await versions._read_base(base, ledgers)
         base_id = NO_CHECKPOINT if base is None else base.previous_id
-        versions.last_id = base_id
+        versions.last_id = versions.horizon = base_id
+        if base is None and chain.logs:
+            versions.horizon = chain.logs[0].previous_id
         for segment in logs_after(chain, base_id):
             versions.last_id = max(versions.last_id, segment.previous_id)
             opened = await ledgers.open(segment.ledger_id)
@@ -210,7 +214,7 @@ class PublishedVersions:
         for span in checkpoint.spans:
             ledger_id = ledger_id_of(span.key)
             if ledger_id is not None:
-                self._changed[ledger_id] = 0 if span.is_deleted else span.end
+                self._changed[ledger_id] = -span.end if span.is_deleted else span.end
 
     def ledger_ids(self) -> Iterator[int]:
         """Yield the ids of all ledgers that exist, in any order."""
@@ -218,8 +222,19 @@ class PublishedVersions:
             if ledger_id not in self._changed:
                 yield ledger_id
         for ledger_id, version in self._changed.items():
-            if version:
+            if version > 0:
                 yield ledger_id
+
+    @property
+    def base(self) -> tuple[array[int], array[int]]:
+        """The ids of the ledgers in the base, ascending, and their versions."""
+        return self._ids, self._versions
+
+    def changes(self) -> Iterator[tuple[int, Version, bool]]:
+        """Yield each ledger that changed after the base, its version, and whether that was its
+        deletion."""
+        for ledger_id, version in self._changed.items():
+            yield ledger_id, abs(version), version < 0
 
     def between(self, first: int, stop: int | None) -> dict[int, Version]:
         """Return the versions of existing ledgers from ``first`` to before ``stop``; None: to the
@@ -233,7 +248,7 @@ class PublishedVersions:
         end = len(self._changed_ids) if stop is None else bisect_left(self._changed_ids, stop)
         for ledger_id in self._changed_ids[begin:end]:
             version = self._changed[ledger_id]
-            if version:
+            if version > 0:
                 found[ledger_id] = version
             else:
                 found.pop(ledger_id, None)

@@ -68,13 +68,16 @@ class CheckpointLog:
         bookies: Bookies,
         clock: Clock,
         generation: int | None = None,
+        poll_max_s: float = POLL_MAX_S,
     ) -> None:
         """``generation``: ``run`` ends when another feed takes the place of this one; None: it goes
-        on with the new feed."""
+        on with the new feed. ``poll_max_s``: the longest time between two looks at the end of the
+        log, while nothing happens."""
         self._store, self._paths, self._clock = store, paths, clock
         self._ledgers = FeedLedgers(manager, bookies, clock)
         self._chain = NO_FEED
         self._only_generation = generation
+        self._poll_max_s = poll_max_s
         self._generation = 0
         """The generation of the log that is being followed."""
         self._next_entry_id = 0
@@ -316,12 +319,12 @@ class CheckpointLog:
             if opened is not None and opened.metadata.is_closed and is_listed:
                 if self._following(segment) is not None:
                     return
-                poll_s = POLL_MAX_S  # the next ledger comes with a change of the chain
+                poll_s = self._poll_max_s  # the next ledger comes with a change of the chain
             if not is_listed and (opened is None or opened.metadata.is_closed):
                 return
             if await wait_woken(self._chain_changed, timeout_s=poll_s):
                 opened = None  # a new ledger in the chain means that this one is closed
-            poll_s = min(poll_s * POLL_GROWTH, POLL_MAX_S)
+            poll_s = min(poll_s * POLL_GROWTH, self._poll_max_s)
 
     async def _deliver(
         self, segment: Segment, opened: OpenedLedger, decoder: CheckpointDecoder

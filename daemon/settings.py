@@ -223,6 +223,29 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotifySettings:
+    """The section ``[notify]``: of ``bookmender notify serve``. Address, TLS and token are those of
+    ``[http]``."""
+
+    port: int = 7319
+    """0: any free port, which the log event ``http.listening`` names."""
+    url: str = ""
+    """Where clients reach this server, as in https://stor1:7319. Empty: the name of this host
+    and the port."""
+    clients_max: int = 20_000
+    """More clients are not connected."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= PORT_MAX:
+            raise SettingsError.not_allowed("notify.port", self.port, f"0 to {PORT_MAX}")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            allowed = "a URL, as in http://stor1:7319"
+            raise SettingsError.not_allowed("notify.url", self.url, allowed)
+        if self.clients_max < 1:
+            raise SettingsError.not_allowed("notify.clients_max", self.clients_max, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """The section ``[log]``."""
 
@@ -263,6 +286,7 @@ class Settings:
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    notify: NotifySettings = field(default_factory=NotifySettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

@@ -57,8 +57,8 @@ class StoredState(Struct, frozen=True, kw_only=True):
     digest: str
     count: int
 
-    def __bytes__(self) -> bytes:
-        return msgspec.json.encode(self)
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def parse(cls, data: bytes) -> StoredState | None:

@@ -38,19 +38,28 @@ class Matcher:
         self.tables[kind].apply(changes, position=position)
         self.heard_s[kind] = now_s
         for change in changes:
-            for session in self.holders.get(change.key, ()):
-                session.outbox[change.key] = change
-                self.dirty.add(session)
+            if (holders := self.holders.get(change.key)) is not None:
+                self._tell(change, holders)
         self._note_positions()
 
-    def begin_again(self, feed: str, tables: Iterable[VersionTable]) -> None:
-        """Take the place of tables whose zxids mean nothing any more. Clients are sent away: they
-        come back, and are told everything."""
-        self.feed = feed
-        self.tables = {table.kind: table for table in tables}
+    def load(self, feed: str, tables: Iterable[VersionTable], now_s: float) -> None:
+        """Go on with tables that were read again.
+
+        Clients are told what changed since the former position. If that is of another feed, or
+        ahead of the tables, they are sent away: when they come back, they are told what they lack.
+        """
+        former, self.tables = self.tables, {table.kind: table for table in tables}
+        is_ahead = any(former[kind].position > self.tables[kind].position for kind in former)
+        if feed != self.feed or is_ahead:
+            for session in self.sessions:
+                session.end(Goodbye(code="moved"))
+        else:
+            for key, holders in self.holders.items():
+                change = self.tables[key[0]].answer(key, former[key[0]].position)
+                if change is not None:
+                    self._tell(change, holders)
+        self.feed, self.heard_s = feed, dict.fromkeys(self.tables, now_s)
         self._note_positions()
-        for session in self.sessions:
-            session.end(Goodbye(code="moved"))
 
     def age_s(self, now_s: float) -> float:
         """Return for how long the quietest source has said nothing."""
@@ -79,6 +88,11 @@ class Matcher:
             holders.discard(session)
             if not holders:
                 del self.holders[key]
+
+    def _tell(self, change: Change, holders: Iterable[Session]) -> None:
+        for session in holders:
+            session.outbox[change.key] = change
+            self.dirty.add(session)
 
     def _note_positions(self) -> None:
         self.positions = {kind: table.position for kind, table in self.tables.items()}

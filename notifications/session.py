@@ -86,6 +86,10 @@ class Session:
         self.goodbye = self.goodbye or goodbye
         self._matcher.dirty.add(self)
 
+    def leave(self) -> None:
+        """The connection is gone."""
+        self._matcher.close(self)
+
     # --- What the server says ---------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[ServerFrame]:

@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import click
 import msgspec
@@ -92,6 +92,15 @@ class Change(Answer, frozen=True, kw_only=True):
     def to_line(self) -> str:
         return json.dumps(msgspec.to_builtins(self))
 
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a command."""
+        return {
+            "LEDGER_ID": str(self.ledger_id),
+            "LEDGER_DELETED": str(int(self.is_deleted)),
+            "LEDGER_VERSION": str(self.version),
+            "LEDGER_TIME_MS": "" if self.time_ms is None else str(self.time_ms),
+        }
+
     def to_text(self) -> str:
         when = "-" * 20
         if self.time_ms is not None:
@@ -101,7 +110,17 @@ class Change(Answer, frozen=True, kw_only=True):
         return f"{when}  {what}  ledger {self.ledger_id}  version {self.version:#x}"
 
 
-Handle = Callable[[Change], Coroutine[Any, Any, str | None]]
+class Shown(Protocol):
+    """A change that is printed, or given to a command."""
+
+    def to_line(self) -> str: ...
+
+    def to_text(self) -> str: ...
+
+    def variables(self) -> dict[str, str]: ...
+
+
+Handle = Callable[[Any], Coroutine[Any, Any, str | None]]
 """Handles a change. Returns None after success, or why it failed."""
 
 
@@ -355,7 +374,7 @@ async def _watch_orders(client: FeedClient, begun: set[tuple[Key, int]], tell: T
 def printing(output: str) -> Handle:
     """Return a function that prints a change, and returns when the line was flushed."""
 
-    async def handle(change: Change) -> None:
+    async def handle(change: Shown) -> None:
         line = change.to_line() if output == "json" else change.to_text()
         try:
             click.echo(line)
@@ -372,14 +391,8 @@ def running(command: str) -> Handle:
     on; its last line is the reason of a failure.
     """
 
-    async def handle(change: Change) -> str | None:
-        environment = {
-            **os.environ,
-            "LEDGER_ID": str(change.ledger_id),
-            "LEDGER_DELETED": str(int(change.is_deleted)),
-            "LEDGER_VERSION": str(change.version),
-            "LEDGER_TIME_MS": "" if change.time_ms is None else str(change.time_ms),
-        }
+    async def handle(change: Shown) -> str | None:
+        environment = {**os.environ, **change.variables()}
         end = b""  # of what the command wrote to standard error
 
         async def pass_on(errors: asyncio.StreamReader) -> None:

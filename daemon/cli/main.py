@@ -195,6 +195,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show or set how long a bookie may be absent.",
     ),
     "feed": ("daemon.cli.feed:feed", "Follow all changes of ledgers; miss none."),
+    "notify": ("daemon.cli.notify:notify", "Tell programs that a ledger or bookie changed."),
     "archive": ("daemon.cli.archive:archive", "Keep all metadata outside, and restore it."),
     "shell": ("daemon.cli.shell:shell", ""),
     "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),

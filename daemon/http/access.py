@@ -12,21 +12,30 @@ host: else a web page in a browser on this host could read the API under the nam
 (DNS rebinding). A request that a proxy forwards is from elsewhere.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import hmac
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from daemon.http.tls import has_certificate
 from daemon.settings import HttpSettings
 from ledgers.errors import SettingsError
 from ledgers.secret import Secret
 from ledgers.tasks import in_daemon_thread
 
+if TYPE_CHECKING:  # commands use ``read_token``, and need not load aiohttp
+    from aiohttp import web
+
 TOKEN_LENGTH_MIN = 16
 TOKEN_BYTES_MAX = 4_096
 SCHEME = "bearer "
+HEADERS_OF_BROWSERS = ("Origin", "Sec-Fetch-Site")
+"""Browsers send one of them with each request that changes something."""
 PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip"})
 """Headers that proxies add, in lower case, beside X-Forwarded-For and its kin."""
 
@@ -128,6 +137,23 @@ class Access:
         given = authorization[len(SCHEME) :].strip().encode(errors="surrogateescape")
         if not self._token or not hmac.compare_digest(given, self._token.reveal().encode()):
             raise Refusal(401, "the token is wrong. It is in the file that http.token_file names.")
+
+
+async def check_request(access: Access, request: web.Request, *, changes: bool) -> None:
+    """Check a request to the API. Raises Refusal."""
+    authorization, is_known = request.headers.get("Authorization", ""), has_certificate(request)
+    if not changes:
+        authorization = password_as_token(authorization)
+    await access.refresh(authorization)
+    if changes:
+        is_of_browser = not request.headers.keys().isdisjoint(HEADERS_OF_BROWSERS)
+        access.check_change(authorization, has_certificate=is_known, is_of_browser=is_of_browser)
+    else:
+        access.check_read(
+            authorization,
+            has_certificate=is_known,
+            is_here=is_from_this_host(request.remote or "", request.headers),
+        )
 
 
 def read_token(file: str) -> Secret[str]:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from daemon.http import java
 from daemon.http import openapi as _  # noqa: F401  # with it, all endpoints are defined
-from daemon.http.access import Access, Refusal, is_from_this_host, password_as_token
+from daemon.http.access import Access, Refusal, check_request
 from daemon.http.changes import UnknownBookieError, WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, NotReadError, OpenCluster
 from daemon.http.connections import CONNECTION
@@ -25,7 +25,6 @@ from daemon.http.endpoints import ENDPOINTS, JSON, Endpoint, Kind, Shared, Start
 from daemon.http.metrics import HTTP_S
 from daemon.http.page import Page, unless_known
 from daemon.http.records import ErrorRecord
-from daemon.http.tls import has_certificate
 from daemon.role_state import NodeService
 from daemon.settings import Settings
 from ledgers.errors import (
@@ -50,8 +49,6 @@ REQUEST_S = 15.0
 CHANGE_S = 45.0
 """Time limits of a request. Before a maintenance window begins, metadata may be read for 15 s."""
 RETRY_LATER = {"Retry-After": "2"}
-HEADERS_OF_BROWSERS = ("Origin", "Sec-Fetch-Site")
-"""Browsers send one of them with each request that changes something."""
 
 
 class App:
@@ -103,7 +100,7 @@ class App:
                 self._access.check_host(request.headers.get("Host", ""))
                 async with asyncio.timeout(time_max_s):
                     if endpoint.is_limited:
-                        await self._check_access(endpoint, request)
+                        await check_request(self._access, request, changes=endpoint.changes)
                     if endpoint.is_limited and self._at_work_count > REQUESTS_MAX:
                         raise UnavailableError("too many requests at a time. Try again later")
                     if endpoint.kind is Kind.API:
@@ -127,24 +124,6 @@ class App:
             return response
 
         return guarded
-
-    async def _check_access(self, endpoint: Endpoint, request: web.Request) -> None:
-        """Check the token. Raises Refusal."""
-        authorization, is_known = request.headers.get("Authorization", ""), has_certificate(request)
-        if not endpoint.changes:
-            authorization = password_as_token(authorization)
-        await self._access.refresh(authorization)
-        if endpoint.changes:
-            is_of_browser = not request.headers.keys().isdisjoint(HEADERS_OF_BROWSERS)
-            self._access.check_change(
-                authorization, has_certificate=is_known, is_of_browser=is_of_browser
-            )
-        else:
-            self._access.check_read(
-                authorization,
-                has_certificate=is_known,
-                is_here=is_from_this_host(request.remote or "", request.headers),
-            )
 
 
 def _check_parameters(request: web.Request, endpoint: Endpoint) -> None:

@@ -70,8 +70,9 @@ CONNECTION = web.RequestKey("connection", Connection)
 class Connections:
     """The connections of one server. Belongs to one event loop."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        """``tasks``: owns the handshakes."""
+    def __init__(self, tasks: asyncio.TaskGroup, *, most: int | None = None) -> None:
+        """``tasks``: owns the handshakes. ``most``: connections; None: CONNECTIONS_MAX."""
+        self._most = most
         self.context: ssl.SSLContext | None = None
         """TLS of new connections; None: no TLS."""
         self._tasks = tasks
@@ -155,7 +156,7 @@ class Connections:
     @property
     def _is_full(self) -> bool:
         """True if a further connection costs another one. Forgets closed connections."""
-        if len(self._open) + len(self._silent.get_map()) < CONNECTIONS_MAX:
+        if len(self._open) + len(self._silent.get_map()) < (self._most or CONNECTIONS_MAX):
             return False
         closed = [each for each, its in self._open.items() if its.socket.fileno() < 0]
         for protocol in closed:

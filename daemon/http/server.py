@@ -100,10 +100,12 @@ async def open_cluster(live: LiveSettings) -> AsyncIterator[AdminSession]:
         yield cluster
 
 
-async def listen(app: web.Application, settings: HttpSettings) -> None:
+async def listen(
+    app: web.Application, settings: HttpSettings, *, connections_max: int | None = None
+) -> None:
     """Open the port and serve the application until cancelled."""
     async with asyncio.TaskGroup() as tasks:
-        connections = Connections(tasks)
+        connections = Connections(tasks, most=connections_max)
         app.middlewares.insert(0, connections.follow)
         runner = web.AppRunner(
             app,

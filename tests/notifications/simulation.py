@@ -110,10 +110,14 @@ class Server:
             tables.append(table)
         return tables
 
+    def reload(self, chance: random.Random, now_s: float) -> None:
+        """Read the tables again, as after a lost session."""
+        self.matcher.load(self.world.feed, self._tables(chance), now_s)
+
     def advance(self, kind: str, chance: random.Random, now_s: float) -> None:
         """Learn the next change of a kind."""
         if self.feed != self.world.feed:
-            self.matcher.begin_again(self.world.feed, self._tables(chance))
+            self.reload(chance, now_s)
         log = self.world.logs[kind]
         if self.next[kind] < len(log):
             change = log[self.next[kind]]
@@ -136,7 +140,8 @@ class Server:
             elif connection.session is not None:
                 connection.session.receive(frame, now_s)
         if connection.session is not None:
-            assert len(connection.session.outbox) <= len(connection.session.keys)
+            is_bounded = len(connection.session.outbox) <= len(connection.session.keys)
+            assert is_bounded, "more waits for a client than it registered for"
             frames = connection.session.tick(now_s)
             if not connection.is_silent:
                 connection.to_client.extend(frames)
@@ -207,7 +212,8 @@ class Application:
             connection.heard_s = now_s
             if isinstance(frame, Changes):
                 before, connection.positions = connection.positions, frame.positions
-                assert all(frame.positions[kind] >= zxid for kind, zxid in before.items())
+                is_lower = any(frame.positions[kind] < zxid for kind, zxid in before.items())
+                assert not is_lower, "the positions of a connection fell"
             self.state.receive(frame, now_s)
             if isinstance(frame, Goodbye):
                 self.disconnect()
@@ -264,16 +270,19 @@ class Simulation:
         self.applications = [Application(self.world, self.now_s) for _ in range(2)]
 
     def run(self) -> str:
-        for _ in range(self.chance.randint(50, 300)):
-            self.now_s += self.chance.choice((0, 0, 0.02, 0.02, 1, 12))
-            self._act()
-        return self._settle()
+        try:
+            for _ in range(self.chance.randint(50, 300)):
+                self.now_s += self.chance.choice((0, 0, 0.02, 0.02, 1, 12))
+                self._act()
+            return self._settle()
+        except AssertionError as error:
+            return str(error)
 
     def _act(self) -> None:
         chance, now_s = self.chance, self.now_s
         application, server = chance.choice(self.applications), chance.choice(self.servers)
         connection = application.connection
-        match chance.choices(range(15), self.weights)[0]:
+        match chance.choices(range(16), self.weights)[0]:
             case 0:
                 self.world.change(chance)
             case 1:
@@ -307,6 +316,8 @@ class Simulation:
             case 14:
                 if self.world.is_restored:
                     self.world.restore(chance)
+            case 15:
+                server.reload(chance, now_s)
 
     def _settle(self) -> str:
         """Let everything work again, for 120 s."""
@@ -339,5 +350,5 @@ class Simulation:
         return ""
 
 
-ACTIONS = (15, 20, 15, 15, 6, 6, 7, 2, 6, 2, 4, 2, 2, 1, 1)
+ACTIONS = (15, 20, 15, 15, 6, 6, 7, 2, 6, 2, 4, 2, 2, 1, 1, 1)
 """Weights of the actions, in the order of ``_act``."""

@@ -1,0 +1,305 @@
+"""``bookmender notify``: serves notifications, and receives them on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+
+from daemon.admin_session import AdminSession, admin_session, run_in_session
+from daemon.answers import Answer
+from daemon.cli.feed_follow import printing, running, watch_reader
+from daemon.cli.main import CommandGroup, config_option, output_option
+from daemon.cli.output import echo, table
+from daemon.http.access import read_token
+from daemon.logs import LogThread, set_up_logs
+from daemon.settings import Settings
+from daemon.settings_source import settings_for_command
+from daemon.words import duration_text, printable
+from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.tasks import task_scope
+from notifications.client import (
+    Change,
+    Fresh,
+    Notifications,
+    Refused,
+    Stale,
+    bookie,
+    ledger,
+    published,
+)
+from notifications.discovery import ServerRecord, read_servers
+from notifications.protocol import check_key
+
+server_option = click.option(
+    "--server", "servers", multiple=True, help="URL of a server; else all that ZooKeeper lists."
+)
+token_option = click.option(
+    "--token-file", type=click.Path(dir_okay=False), default="", help="Token that servers want."
+)
+
+
+@click.group(cls=CommandGroup)
+def notify() -> None:
+    """Tell programs that a ledger, a bookie or an object of theirs changed.
+
+    \b
+      bookmender notify serve                         run a server, until Ctrl-C
+      bookmender notify watch 7 --exec ./reopen.sh    run a command at each change of ledger 7
+      curl -N 'http://127.0.0.1:7319/v1/events?key=L7'
+
+    A server keeps nothing on disk. Run two or more, on any host that reaches ZooKeeper and the
+    bookies. The change feed must be enabled (bookmender feed enable). docs/notifications.md has
+    the client library.
+    """
+
+
+@notify.command()
+@config_option
+def serve(config: Path | None) -> None:
+    """Run a server of notifications until SIGTERM or Ctrl-C.
+
+    Address, TLS and token are those of [http]; the port is that of [notify]. When it ends, its
+    clients go to the other servers.
+    """
+    from daemon.notify import run_server
+
+    settings = settings_for_command(config, os.environ)
+    with LogThread():
+        set_up_logs(settings.log)
+        run_server(settings)
+
+
+class Notification(Answer, frozen=True, kw_only=True):
+    """An object that changed. ``version``: a zxid; ``null`` if it is unknown: read the object."""
+
+    key: str
+    version: int | None
+    is_deleted: bool
+
+    def to_line(self) -> str:
+        fields = {"key": self.key, "version": self.version, "is_deleted": self.is_deleted}
+        return json.dumps(fields)
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables of a command."""
+        return {
+            "NOTIFY_KEY": self.key,
+            "NOTIFY_NAME": self.key[1:],
+            "NOTIFY_VERSION": "" if self.version is None else str(self.version),
+            "NOTIFY_DELETED": str(int(self.is_deleted)),
+        }
+
+    def to_text(self) -> str:
+        what = "deleted" if self.is_deleted else "changed"
+        version = "unknown" if self.version is None else f"{self.version:#x}"
+        return f"{self.key}  {what}  version {version}"
+
+
+@notify.command()
+@click.argument("ledgers", nargs=-1, type=int, metavar="[LEDGER]...")
+@click.option("--bookie", "bookies", multiple=True, help="Also watch this bookie.")
+@click.option("--object", "objects", multiple=True, help="Also watch this published object.")
+@click.option("--exec", "command", help="Shell command to run for each change.")
+@click.option("--state", default="", help="File that keeps what is done, for a restart.")
+@click.option("--known", type=int, default=0, help="Version of all objects that you have.")
+@server_option
+@token_option
+@config_option
+@output_option
+def watch(
+    ledgers: Sequence[int],
+    bookies: Sequence[str],
+    objects: Sequence[str],
+    command: str | None,
+    state: str,
+    known: int,
+    servers: Sequence[str],
+    token_file: str,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Print each change of these objects, or run a command for it.
+
+    Only the latest version counts: several changes in a row may be told as one. At first, each
+    object is told once, unless --known or --state say that you have its version.
+
+    The command gets NOTIFY_KEY (L7 is ledger 7), NOTIFY_NAME, NOTIFY_VERSION (empty if it is
+    unknown) and NOTIFY_DELETED (0 or 1), and the same as JSON on standard input. A failed command
+    is told on standard error, and run again at the next change.
+    """
+    keys = [ledger(each) for each in ledgers]
+    keys += [bookie(each) for each in bookies] + [published(each) for each in objects]
+    if not keys:
+        raise click.UsageError("name a ledger, or use --bookie or --object.")
+    for key in keys:
+        check_key(key)
+    handle = printing(output) if command is None else running(command)
+
+    async def follow() -> None:
+        urls = await _urls(servers, config)
+        async with (
+            task_scope() as scope,
+            Notifications.open(
+                *urls, name=f"watch-{os.getpid()}", token_file=token_file, state_file=state
+            ) as notifications,
+        ):
+            if command is None:
+                scope.start(watch_reader())
+            for key in keys:
+                notifications.register(key, known)
+            async for item in notifications:
+                if isinstance(item, Change):
+                    shown = Notification(
+                        key=item.key, version=item.version, is_deleted=item.is_deleted
+                    )
+                    if (failure := await handle(shown)) is not None:
+                        click.echo(f"{item.key}: {printable(failure)}", err=True)
+                else:
+                    click.echo(_note(item), err=True)
+
+    asyncio.run(follow())
+
+
+def _note(item: Refused | Stale | Fresh) -> str:
+    match item:
+        case Refused():
+            return f"The server refuses {', '.join(item.keys)}: {item.code}."
+        case Stale():
+            return (
+                f"Changes of the last {duration_text(item.age_s)} may not be told: no server has "
+                "heard anything new. It goes on by itself; bookmender notify servers shows them."
+            )
+        case Fresh():
+            return "All changes are told again."
+
+
+class NotifyServers(Answer, frozen=True, kw_only=True):
+    """The servers that live."""
+
+    servers: list[ServerRecord]
+
+
+@notify.command("servers")
+@config_option
+@output_option
+def servers_command(config: Path | None, output: str) -> None:
+    """List the servers that live, their clients, and how fresh they are."""
+
+    async def act(cluster: AdminSession) -> list[ServerRecord]:
+        return await read_servers(cluster.store, cluster.paths)
+
+    found = run_in_session(config, act)
+    rows = [
+        {
+            "server": record.server[:8],
+            "url": printable(record.url),
+            "clients": str(record.clients),
+            "heard": f"{duration_text(record.age_s)} ago",
+        }
+        for record in found
+    ]
+    text = "\n".join(table(rows)) if rows else "No server runs. Start one: bookmender notify serve"
+    echo(output, NotifyServers(servers=found), text)
+
+
+@notify.command()
+@server_option
+@token_option
+@config_option
+@output_option
+def clients(servers: Sequence[str], token_file: str, config: Path | None, output: str) -> None:
+    """List the connected clients of all servers."""
+
+    async def act() -> list[dict[str, Any]]:
+        found = []
+        for url in await _urls(servers, config):
+            rows = await _request("GET", f"{url}/v1/clients", token_file)
+            found += [{**row, "server": url} for row in rows]
+        return found
+
+    found = asyncio.run(act())
+    rows = [
+        {
+            "name": printable(row["name"] or row["client"][:8]),
+            "objects": str(row["objects"]),
+            "waiting": str(row["waiting"]),
+            "server": printable(row["server"]),
+        }
+        for row in found
+    ]
+    echo(output, {"clients": found}, "\n".join(table(rows)) or "No client is connected.")
+
+
+@notify.command()
+@click.argument("name")
+@click.option("--delete", is_flag=True, help="The object does not exist any more.")
+@server_option
+@token_option
+@config_option
+@output_option
+def publish(
+    name: str,
+    delete: bool,
+    servers: Sequence[str],
+    token_file: str,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Tell all clients that registered for the object NAME that it changed.
+
+    Prints its new version once that is durable. This is a change, so it needs the token.
+    """
+    check_key(published(name))
+
+    async def act() -> Any:
+        urls = await _urls(servers, config)
+        method = "DELETE" if delete else "POST"
+        return await _request(method, f"{urls[0]}/v1/objects/{name}", token_file)
+
+    found = asyncio.run(act())
+    echo(output, found, f"{name} has version {found['version']:#x}")
+
+
+async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
+    """Return the servers: those given, else those in ZooKeeper. Raises UnavailableError."""
+    if given:
+        return list(given)
+    settings = settings_for_command(config, os.environ)
+    found = await _listed(settings)
+    if not found:
+        raise UnavailableError(
+            "no server of notifications runs. Start one (bookmender notify serve), or name one: "
+            "--server URL"
+        )
+    return [record.url for record in found]
+
+
+async def _listed(settings: Settings) -> list[ServerRecord]:
+    async with admin_session(settings) as cluster:
+        return await read_servers(cluster.store, cluster.paths)
+
+
+async def _request(method: str, url: str, token_file: str) -> Any:
+    headers = {}
+    if token_file:
+        headers["Authorization"] = f"Bearer {read_token(token_file).reveal()}"
+    try:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(method, url, headers=headers) as response,
+        ):
+            text = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise UnavailableError(f"{url} does not answer: {error}") from error
+    if response.status in (401, 403):
+        raise UnauthorizedError(printable(text), url=url)
+    if response.status != 200:
+        raise UnavailableError(printable(text), url=url)
+    return json.loads(text)
