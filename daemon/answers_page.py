@@ -12,6 +12,7 @@ from msgspec import inspect as types
 
 from daemon.cli.doctor import Diagnosis
 from daemon.cli.feed_follow import Change
+from daemon.cli.notify import Notification, NotifyClients, NotifyServers, PublishedObject
 from daemon.http import records
 from daemon.operations import archive_restore, feed
 from daemon.operations.archive import ArchiveDone, ArchiveStatus
@@ -64,6 +65,10 @@ ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender feed clients", feed.FeedFollowers),
     ("bookmender feed clients NAME", feed.Failures),
     ("bookmender feed clients NAME --forget", feed.Forgotten),
+    ("bookmender notify servers", NotifyServers),
+    ("bookmender notify clients", NotifyClients),
+    ("bookmender notify publish", PublishedObject),
+    ("bookmender notify watch", Notification),
     ("bookmender archive status, enable", ArchiveStatus),
     ("bookmender archive disable, compact, forget", ArchiveDone),
     ("bookmender archive restore ledger", ArchiveDone),

@@ -31,13 +31,14 @@ from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError
 from notifications.discovery import (
+    STALE_S,
     read_servers,
     remove_server,
     to_send_away,
     write_server,
 )
 from notifications.following import Follower, Sources, sources_of
-from notifications.server import STALE_S, NotificationServer
+from notifications.server import NotificationServer
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,12 @@ import aiohttp
 import msgspec
 import structlog
 
-from ledgers.errors import BookmenderError, CorruptionError, UnauthorizedError
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.plain_files import replace_file
 from ledgers.tasks import in_daemon_thread
 from notifications.client_state import ClientState, Fresh, Item, Stale, StoredState
@@ -68,6 +73,7 @@ __all__ = [
 ]
 
 log = structlog.get_logger()
+_servers = msgspec.json.Decoder(list[ServerRecord])
 
 GATHER_S: Final = 0.05
 """How long the first registrations are collected before the client says hello."""
@@ -223,7 +229,7 @@ class Notifications:
                 compress=0,
             ) as socket:
                 self._error = None
-                self._servers = await _learn(http, url, self._servers, headers, self._context)
+                await self._learn(url, token)
                 hello = self._state.connected(time.monotonic())
                 await socket.send_str(encode(hello).decode())
                 sending = asyncio.create_task(self._send_always(socket))
@@ -241,6 +247,15 @@ class Notifications:
         except (aiohttp.ClientError, OSError, TimeoutError, CorruptionError) as error:
             log.debug("notify.connection_failed", url=url, error=str(error))
             return 0.0
+
+    async def _learn(self, url: str, token: str) -> None:
+        """Learn the servers that this one knows."""
+        with suppress(UnavailableError, UnauthorizedError, msgspec.MsgspecError):
+            data = await ask(
+                "GET", f"{url.rstrip('/')}/v1/servers", token=token, context=self._context
+            )
+            found = [record.url for record in _servers.decode(data)]
+            self._servers = list(dict.fromkeys([*self._servers, *found]))
 
     async def _receive_always(self, socket: aiohttp.ClientWebSocketResponse) -> float:
         while True:
@@ -332,22 +347,25 @@ class NotificationThread:
                 await asyncio.shield(in_daemon_thread(partial(self._use, item)))
 
 
-async def _learn(
-    http: aiohttp.ClientSession,
-    url: str,
-    servers: Sequence[str],
-    headers: Mapping[str, str],
-    context: ssl.SSLContext | None,
-) -> list[str]:
-    """Return the servers that this one knows besides those that were known."""
+async def ask(
+    method: str, url: str, *, token: str = "", context: ssl.SSLContext | None = None
+) -> bytes:
+    """Send one request to a server, such as GET /v1/servers. Raises UnavailableError,
+    UnauthorizedError."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        async with http.get(
-            f"{url.rstrip('/')}/v1/servers", headers=headers, ssl=context or True
-        ) as response:
-            found = msgspec.json.decode(await response.read(), type=list[ServerRecord])
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
-        found = []
-    return list(dict.fromkeys([*servers, *(record.url for record in found)]))
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CONNECT_S)) as http,
+            http.request(method, url, headers=headers, ssl=context or True) as response,
+        ):
+            data = await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise UnavailableError(f"{url} does not answer: {error or 'timeout'}") from error
+    if response.status in (401, 403):
+        raise UnauthorizedError(data.decode(errors="replace"), url=url)
+    if response.status != 200:
+        raise UnavailableError(data.decode(errors="replace"), url=url)
+    return data
 
 
 def _read_state(file: str) -> StoredState | None:

@@ -14,6 +14,8 @@ from ledgers.store import ANY_VERSION, MetadataStore
 from notifications.protocol import Positions
 from replication.znodes import ClusterPaths, ensure_znode
 
+STALE_S = 30.0
+"""A server that has heard nothing for so long is stale."""
 MORE, MORE_CLIENTS_MIN = 1.25, 100
 """A server has far more clients than the mean if it has so many times and so many more."""
 MOVED_AT_ONCE = 50
@@ -30,6 +32,20 @@ class ServerRecord(Struct, frozen=True, kw_only=True):
     clients: int = 0
     age_s: float = 0.0
     positions: Positions = {}
+
+
+class ClientRecord(Struct, frozen=True, kw_only=True):
+    """A connected client. ``objects``: its registrations; ``waiting``: what it is still to be told.
+    ``is_congested``: it reads more slowly than it is told."""
+
+    client: str
+    name: str
+    objects: int
+    waiting: int
+    heard_s: float
+    is_congested: bool
+    server: str = ""
+    """The URL of its server."""
 
 
 _decoder = msgspec.json.Decoder(ServerRecord)

@@ -22,7 +22,7 @@ from aiohttp import WSMsgType, web
 
 from ledgers.errors import BookmenderError, CorruptionError, SettingsError
 from notifications import metrics
-from notifications.discovery import ServerRecord, read_servers
+from notifications.discovery import STALE_S, ClientRecord, ServerRecord, read_servers
 from notifications.following import Follower
 from notifications.matcher import Matcher
 from notifications.protocol import (
@@ -57,8 +57,6 @@ HELLOS_PER_S_TLS: Final = 300
 BUFFER_BYTES_MAX: Final = 65_536
 """A client that has not read so much is told later."""
 CONGESTED_S: Final = 45.0
-STALE_S: Final = 30.0
-"""A server that has heard nothing for so long sends its clients to others."""
 RETURN_S: Final = 5.0
 """Clients that are sent away come back spread over this time."""
 DRAINED_PER_S: Final = 500
@@ -371,14 +369,14 @@ class NotificationServer:
         now_s = self._clock_s()
         return _json(
             [
-                {
-                    "client": session.client,
-                    "name": session.name,
-                    "objects": len(session.keys),
-                    "waiting": len(session.outbox),
-                    "heard_s": round(now_s - channel.heard_s, 1),
-                    "is_congested": channel.is_congested,
-                }
+                ClientRecord(
+                    client=session.client,
+                    name=session.name,
+                    objects=len(session.keys),
+                    waiting=len(session.outbox),
+                    heard_s=round(now_s - channel.heard_s, 1),
+                    is_congested=channel.is_congested,
+                )
                 for session, channel in self._channels.items()
             ]
         )

@@ -7,10 +7,10 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import click
+import msgspec
+from msgspec.structs import replace
 
 from daemon.admin_session import AdminSession, admin_session, run_in_session
 from daemon.answers import Answer
@@ -22,7 +22,7 @@ from daemon.logs import LogThread, set_up_logs
 from daemon.settings import Settings
 from daemon.settings_source import settings_for_command
 from daemon.words import duration_text, printable
-from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.tasks import task_scope
 from notifications.client import (
     Change,
@@ -30,11 +30,12 @@ from notifications.client import (
     Notifications,
     Refused,
     Stale,
+    ask,
     bookie,
     ledger,
     published,
 )
-from notifications.discovery import ServerRecord, read_servers
+from notifications.discovery import ClientRecord, ServerRecord, read_servers
 from notifications.protocol import check_key
 
 server_option = click.option(
@@ -209,6 +210,12 @@ def servers_command(config: Path | None, output: str) -> None:
     echo(output, NotifyServers(servers=found), text)
 
 
+class NotifyClients(Answer, frozen=True, kw_only=True):
+    """The connected clients of all servers."""
+
+    clients: list[ClientRecord]
+
+
 @notify.command()
 @server_option
 @token_option
@@ -217,24 +224,35 @@ def servers_command(config: Path | None, output: str) -> None:
 def clients(servers: Sequence[str], token_file: str, config: Path | None, output: str) -> None:
     """List the connected clients of all servers."""
 
-    async def act() -> list[dict[str, Any]]:
+    async def act() -> list[ClientRecord]:
         found = []
         for url in await _urls(servers, config):
-            rows = await _request("GET", f"{url}/v1/clients", token_file)
-            found += [{**row, "server": url} for row in rows]
+            rows = _clients.decode(await _ask("GET", f"{url}/v1/clients", token_file))
+            found += [replace(row, server=url) for row in rows]
         return found
 
     found = asyncio.run(act())
     rows = [
         {
-            "name": printable(row["name"] or row["client"][:8]),
-            "objects": str(row["objects"]),
-            "waiting": str(row["waiting"]),
-            "server": printable(row["server"]),
+            "name": printable(row.name or row.client[:8]),
+            "objects": str(row.objects),
+            "waiting": str(row.waiting),
+            "server": printable(row.server),
         }
         for row in found
     ]
-    echo(output, {"clients": found}, "\n".join(table(rows)) or "No client is connected.")
+    text = "\n".join(table(rows)) or "No client is connected."
+    echo(output, NotifyClients(clients=found), text)
+
+
+_clients = msgspec.json.Decoder(list[ClientRecord])
+
+
+class PublishedObject(Answer, frozen=True, kw_only=True):
+    """A published object and its new version, a zxid."""
+
+    key: str
+    version: int
 
 
 @notify.command()
@@ -258,13 +276,16 @@ def publish(
     """
     check_key(published(name))
 
-    async def act() -> Any:
+    async def act() -> bytes:
         urls = await _urls(servers, config)
         method = "DELETE" if delete else "POST"
-        return await _request(method, f"{urls[0]}/v1/objects/{name}", token_file)
+        return await _ask(method, f"{urls[0]}/v1/objects/{name}", token_file)
 
-    found = asyncio.run(act())
-    echo(output, found, f"{name} has version {found['version']:#x}")
+    found = _published.decode(asyncio.run(act()))
+    echo(output, found, f"{printable(name)} has version {found.version:#x}")
+
+
+_published = msgspec.json.Decoder(PublishedObject)
 
 
 async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
@@ -286,20 +307,6 @@ async def _listed(settings: Settings) -> list[ServerRecord]:
         return await read_servers(cluster.store, cluster.paths)
 
 
-async def _request(method: str, url: str, token_file: str) -> Any:
-    headers = {}
-    if token_file:
-        headers["Authorization"] = f"Bearer {read_token(token_file).reveal()}"
-    try:
-        async with (
-            aiohttp.ClientSession() as http,
-            http.request(method, url, headers=headers) as response,
-        ):
-            text = await response.text()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"{url} does not answer: {error}") from error
-    if response.status in (401, 403):
-        raise UnauthorizedError(printable(text), url=url)
-    if response.status != 200:
-        raise UnavailableError(printable(text), url=url)
-    return json.loads(text)
+async def _ask(method: str, url: str, token_file: str) -> bytes:
+    token = read_token(token_file).reveal() if token_file else ""
+    return await ask(method, url, token=token)

@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import daemon.http.server
 import daemon.node  # noqa: F401  # every module of a node that declares a metric
+import daemon.notify  # noqa: F401
 
 HEAD = """\
 # Metrics
@@ -48,6 +49,7 @@ GROUPS: Sequence[tuple[str, str]] = (
     ),
     ("Checks and fsck", "check fsck"),
     ("Change feed", "feed"),
+    ("Notifications", "notify"),
     ("Archive", "archive"),
     ("ZooKeeper", "zookeeper"),
     ("The node", "role journal history log_ http build_info"),

@@ -31,6 +31,7 @@ from daemon.status.leader import loss_text
 from daemon.status.state import Status
 from daemon.words import counted, duration_text, printable
 from ledgers.placement import Adherence
+from notifications.discovery import STALE_S
 from replication.reasons import gravity
 
 OF_SERVICES = ("NO_AUDITOR", "NO_WORKERS", "LEDGER_MAP_LOADING")
@@ -595,6 +596,27 @@ def archive_behind(status: Status) -> Found | None:
         fact,
         "Look at the node that archives: bookmender archive status",
         {"lag_s": archive.lag_s},
+    )
+
+
+@condition
+def notify_stale(status: Status) -> Found | None:
+    """WARN - A server of notifications has heard nothing new for half a minute. Its clients know
+    that they may not be told of changes.
+    Causes: The server cannot reach the bookies of the change feed. The feed is stalled, or Java's
+    auditor leads, which writes none.
+    Do: Look at FEED_STALLED, and at the log of the server (bookmender notify servers).
+    Clears: some seconds after the server hears from the feed again, or when it ends."""
+    stale = [each for each in status.notify_servers if each.age_s >= STALE_S]
+    if not stale:
+        return None
+    names = ", ".join(printable(each.url) for each in stale[:3])
+    return Found(
+        "WARN",
+        f"{counted(len(stale), 'server')} of notifications heard nothing new for "
+        f"{duration_text(max(each.age_s for each in stale))}: {names}.",
+        "Look at its log, and at the feed: bookmender notify servers",
+        {"servers": [each.url for each in stale]},
     )
 
 

@@ -43,6 +43,7 @@ from daemon.status.unreadable import unreadable_records
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.store import MetadataStore
+from notifications.discovery import read_servers
 from replication.client_activity import read_activity
 from replication.cluster import ClusterView
 from replication.ledger_record import (
@@ -156,6 +157,7 @@ async def gather_status(
         ),
         progress=progress,
         archive=await _archive(cluster, now_ms=now_ms),
+        notify_servers=tuple(await read_servers(store, paths)),
         feed_stall=await read_stall(
             store,
             paths,

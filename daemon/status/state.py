@@ -15,6 +15,7 @@ from daemon.status.answers import CopyingRecord
 from daemon.status.leader import LeaderState
 from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
+from notifications.discovery import ServerRecord
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo, Role
@@ -222,6 +223,7 @@ class Status:
     progress: RepairProgress | None = None
     """What the leader measured last. None: nothing, or it is older than the queue."""
     archive: ArchiveStatus | None = None
+    notify_servers: tuple[ServerRecord, ...] = ()
     """None: it is not enabled."""
     feed_stall: FeedStall | None = None
     """Why the change feed is stalled; None: it is not, or is disabled."""

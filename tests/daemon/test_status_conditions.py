@@ -24,6 +24,7 @@ from daemon.status.leader import LeaderState
 from daemon.status.records import PendingLossRecord
 from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
+from notifications.discovery import ServerRecord
 from replication.nodes import Role
 from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow, Mute
 from replication.reasons import Reason
@@ -383,6 +384,14 @@ SCENES: dict[str, dict[str, Any]] = {
     "no node archives": {"archive": replace_struct(ARCHIVED, stall="no-node")},
     "an archive without a base": {
         "archive": replace_struct(ARCHIVED, archived_ms=None, lag_s=300.0)
+    },
+    "a stale server of notifications": {
+        "notify_servers": (
+            ServerRecord(
+                server="1", url="http://stor1:7319", started_ms=0, written_ms=0, age_s=40.0
+            ),
+            ServerRecord(server="2", url="http://stor2:7319", started_ms=0, written_ms=0),
+        )
     },
     "an archive behind": {"archive": replace_struct(ARCHIVED, lag_s=300.0)},
     "Java stalls the feed": {"feed_stall": FeedStall(reason=JAVA_LEADS)},
