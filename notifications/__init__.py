@@ -20,9 +20,14 @@ history that loses a change:
 5. Silence about an object that the server does not know is allowed only if the client knows the
    object at the server's horizon or later (``versions``).
 
-- ``protocol``: frames, keys, tokens and the digest of registrations.
+- ``protocol``: frames, keys, resume points and the digest of registrations.
 - ``versions``: the latest version of each object of one kind.
+- ``sources``: where a server learns of changes: ``feed_source`` of ledgers, ``bookies`` of bookies,
+  and ``objects`` of what applications publish.
 - ``session``: one client, as its server sees it. No I/O.
 - ``matcher``: which clients are to be told of a change. No I/O.
+- ``following``: keeps a matcher up to date from the sources.
+- ``server``: connections, ticks and limits. ``discovery``: which servers live. ``metrics``.
 - ``client_state``: one client, as its own library sees it. No I/O.
+- ``client``: the library.
 """

@@ -25,8 +25,8 @@ from notifications.protocol import (
     Positions,
     Refused,
     Register,
+    ResumePoint,
     ServerFrame,
-    Token,
     Version,
     Welcome,
     check_key,
@@ -53,7 +53,7 @@ class StoredState(Struct, frozen=True, kw_only=True):
     """What an application keeps over a restart. ``digest``: of the registrations for which the
     positions count."""
 
-    token: str
+    resume: str
     digest: str
     count: int
 
@@ -153,7 +153,7 @@ class ClientState:
             kind = change.key[:1]
             positions[kind] = min(positions.get(kind, 0), below)
         return StoredState(
-            token=str(Token(self._feed, positions)),
+            resume=str(ResumePoint(self._feed, positions)),
             digest=str(self._digest),
             count=self._digest.count,
         )
@@ -173,15 +173,15 @@ class ClientState:
         """Return the first frame of a connection."""
         if (stored := self._stored) is not None:
             self._stored = None
-            token = Token.parse(stored.token)
+            resume = ResumePoint.parse(stored.resume)
             is_same = (stored.digest, stored.count) == (str(self._digest), self._digest.count)
-            if token is not None and is_same:
-                self._feed, self._positions = token.feed, token.positions
+            if resume is not None and is_same:
+                self._feed, self._positions = resume.feed, resume.positions
                 self._confirmed = set(self._wanted)
         self._is_welcome, self._n, self._pending, self._said_s = False, 0, {}, now_s
-        token = None if self._feed is None else Token(self._feed, self._positions)
+        resume = None if self._feed is None else ResumePoint(self._feed, self._positions)
         return Hello(
-            client=self._client, name=self._name, token=None if token is None else str(token)
+            client=self._client, name=self._name, resume=None if resume is None else str(resume)
         )
 
     def receive(self, frame: ServerFrame, now_s: float) -> None:

@@ -32,7 +32,7 @@ RETRY_S: Final = 2.0
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a session with a cluster gives. ``feed``: names the cluster and the generation of its
-    feed, as in ``Token``."""
+    feed, as in ``ResumePoint``."""
 
     feed: str
     cluster: ClusterConnection
@@ -51,7 +51,7 @@ async def sources_of(
 
     Raises, also at the end of the block, SessionLostError, UnavailableError, FeedChangedError.
     """
-    chain = await wait_enabled(cluster, lambda: log.warning("notify.feed_disabled", next_step=STEP))
+    chain = await wait_enabled(cluster, lambda: log.warning("notify.feed_disabled"))
     async with bookies_of(cluster, clock, bookies) as client, task_scope() as scope:
         feed = CheckpointLog(
             store=cluster.store,
@@ -79,9 +79,6 @@ async def sources_of(
             ),
             publisher=publisher,
         )
-
-
-STEP: Final = "enable the change feed: bookmender feed enable"
 
 
 class Follower:

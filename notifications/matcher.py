@@ -13,7 +13,8 @@ from notifications.versions import VersionTable
 
 
 class Matcher:
-    """The registrations of a server's clients. ``server``: its id. ``feed``: as in ``Token``."""
+    """The registrations of a server's clients. ``server``: its id. ``feed``: as in
+    ``ResumePoint``."""
 
     def __init__(self, *, server: str, feed: str, tables: Iterable[VersionTable]) -> None:
         self.server, self.feed = server, feed

@@ -50,11 +50,11 @@ class Change(Struct, frozen=True, array_like=True, gc=False):
 
 class Hello(Struct, frozen=True, tag="hello", kw_only=True):
     """The first frame of a client. ``client``: an id that the client chose. ``name``: for
-    operators. ``token``: what an earlier server said, with the client's positions; None: none."""
+    operators. ``resume``: a resume point as text; None: none."""
 
     client: str
     name: str = ""
-    token: str | None = None
+    resume: str | None = None
 
 
 class Register(Struct, frozen=True, tag="register", kw_only=True):
@@ -79,8 +79,8 @@ class Beat(Struct, frozen=True, tag="beat", kw_only=True):
 
 
 class Welcome(Struct, frozen=True, tag="welcome", kw_only=True):
-    """The server accepts a client. ``feed``: the first part of tokens, see ``Token``. ``resync``:
-    the token is of no use here, so everything that the client knew is in doubt."""
+    """The server accepts a client. ``feed``: as in ``ResumePoint``. ``resync``: the client's resume
+    point is of no use here, so everything that the client knew is in doubt."""
 
     server: str
     feed: str
@@ -143,7 +143,7 @@ def decode_server_frame(data: bytes | str) -> ServerFrame:
         raise CorruptionError(f"not a frame of a server: {error}") from error
 
 
-class Token(Struct, frozen=True):
+class ResumePoint(Struct, frozen=True):
     """What a client needs to go on elsewhere. ``feed``: names the cluster and the generation of its
     feed; positions of another feed mean nothing."""
 
@@ -155,8 +155,8 @@ class Token(Struct, frozen=True):
         return f"{self.feed}:{listed}"
 
     @classmethod
-    def parse(cls, text: str) -> Token | None:
-        """Return None if this is no token: then everything is unknown, which is never an error."""
+    def parse(cls, text: str) -> ResumePoint | None:
+        """Return None if this is none: then everything is unknown, which is never an error."""
         feed, separator, listed = text.rpartition(":")
         try:
             pairs = [part.split("=") for part in listed.split(",") if part]

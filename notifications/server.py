@@ -35,8 +35,8 @@ from notifications.protocol import (
     Key,
     Refused,
     Register,
+    ResumePoint,
     ServerFrame,
-    Token,
     Welcome,
     check_key,
     decode_client_frame,
@@ -131,19 +131,19 @@ class SocketChannel(Channel):
 
 
 class EventChannel(Channel):
-    """Server-sent events. The id of an event is the client's token, which browsers send again when
+    """Server-sent events. The id of an event is the resume point, which browsers send again when
     they reconnect."""
 
     response: web.StreamResponse
     keys: Sequence[Key] = ()
-    token: Token | None = None
+    resume: ResumePoint | None = None
     feed = ""
 
     async def send(self, frames: list[ServerFrame], now_s: float) -> None:
         await super().send(frames, now_s)
         for frame in frames:
             if isinstance(frame, Welcome):
-                known = self.token.positions if self.token and not frame.resync else {}
+                known = self.resume.positions if self.resume and not frame.resync else {}
                 add = [(key, known.get(key[:1], 0)) for key in self.keys]
                 self.session.receive(Register(n=1, add=add, is_all=True), now_s)
 
@@ -154,7 +154,7 @@ class EventChannel(Channel):
         name = frame.__struct_config__.tag
         event = f"event: {name}\ndata: {data}\n\n"
         if isinstance(frame, Changes) and frame.n is not None:
-            event = f"id: {Token(self.feed, frame.positions)}\n{event}"
+            event = f"id: {ResumePoint(self.feed, frame.positions)}\n{event}"
         return event.encode()
 
     async def write(self, data: bytes) -> None:
@@ -317,14 +317,14 @@ class NotificationServer:
         if not 0 < len(keys) <= EVENT_KEYS_MAX:
             raise web.HTTPBadRequest(text=f"name 1 to {EVENT_KEYS_MAX} objects: ?key=L1&key=L2")
         matcher = await self._admit(request)
-        token = request.headers.get("Last-Event-ID") or request.query.get("token")
-        session = matcher.open(Hello(client=str(uuid4()), token=token), self._clock_s())
+        resume = request.headers.get("Last-Event-ID") or request.query.get("resume")
+        session = matcher.open(Hello(client=str(uuid4()), resume=resume), self._clock_s())
         channel = EventChannel(request, session, self._clock_s())
         channel.response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         await channel.response.prepare(request)
-        channel.keys, channel.token = keys, Token.parse(token) if token else None
+        channel.keys, channel.resume = keys, ResumePoint.parse(resume) if resume else None
         self._channels[session] = channel
         try:
             while request.transport is not None and session.goodbye is None:

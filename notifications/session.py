@@ -24,8 +24,8 @@ from notifications.protocol import (
     Positions,
     Refused,
     Register,
+    ResumePoint,
     ServerFrame,
-    Token,
     Version,
     Welcome,
     check_key,
@@ -53,8 +53,8 @@ class Session:
         self.is_welcome = False
         self.goodbye: Goodbye | None = None
         self._digest = Digest()
-        self._token = None if hello.token is None else Token.parse(hello.token)
-        self._has_token = hello.token is not None
+        self._resume = None if hello.resume is None else ResumePoint.parse(hello.resume)
+        self._has_resume = hello.resume is not None
         self._since_s = now_s
         """Since when the client waits to be welcomed."""
         self._held: deque[tuple[Register, float]] = deque()
@@ -115,17 +115,17 @@ class Session:
     def _welcome(self, now_s: float) -> None:
         """Welcome the client once this server knows what the client knows: else a change between
         the two would be told by nobody."""
-        matcher, token = self._matcher, self._token
-        resync = self._has_token and (token is None or token.feed != matcher.feed)
-        if token is not None and not resync and not _reaches(matcher.positions, token.positions):
+        matcher, resume = self._matcher, self._resume
+        resync = self._has_resume and (resume is None or resume.feed != matcher.feed)
+        if resume is not None and not resync and not _reaches(matcher.positions, resume.positions):
             if now_s - self._since_s < WAIT_S:
                 return
             if matcher.age_s(now_s) > FRESH_S:
                 self.end(Goodbye(code="behind"))
                 return
             resync = True  # a server that hears everything is behind by seconds at most
-        if token is not None and not resync:
-            self._positions = token.positions
+        if resume is not None and not resync:
+            self._positions = resume.positions
         self.is_welcome = True
         self._frames.append(Welcome(server=matcher.server, feed=matcher.feed, resync=resync))
 
@@ -196,5 +196,5 @@ class Session:
         )
 
 
-def _reaches(positions: Positions, token: Positions) -> bool:
-    return all(positions.get(kind, 0) >= zxid for kind, zxid in token.items())
+def _reaches(positions: Positions, resume: Positions) -> bool:
+    return all(positions.get(kind, 0) >= zxid for kind, zxid in resume.items())

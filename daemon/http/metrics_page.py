@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
 import daemon.http.server
-import daemon.node  # noqa: F401  # every module of a node that declares a metric
+import daemon.node  # every module of a node that declares a metric
 import daemon.notify  # noqa: F401
 
 HEAD = """\

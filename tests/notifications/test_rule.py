@@ -11,7 +11,7 @@ import pytest
 import notifications.client_state
 import notifications.session
 from notifications.client_state import ClientState, StoredState
-from notifications.protocol import Changes, Token
+from notifications.protocol import Changes, ResumePoint
 from notifications.session import Session
 from notifications.versions import VersionTable
 from tests.notifications.simulation import Simulation
@@ -61,8 +61,8 @@ def stores_the_positions_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         found = stored(self)
         if found is None or self._feed is None:
             return None
-        token = str(Token(self._feed, self._positions))
-        return StoredState(token=token, digest=found.digest, count=found.count)
+        resume = str(ResumePoint(self._feed, self._positions))
+        return StoredState(resume=resume, digest=found.digest, count=found.count)
 
     monkeypatch.setattr(ClientState, "stored", wrong)
 
@@ -73,7 +73,7 @@ def applies_positions_to_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: ClientState, now_s: float) -> Any:
         if (stored := self._stored) is not None:
             self._stored = StoredState(
-                token=stored.token, digest=str(self._digest), count=self._digest.count
+                resume=stored.resume, digest=str(self._digest), count=self._digest.count
             )
         return connected(self, now_s)
 
@@ -105,8 +105,8 @@ def compares_no_generations(monkeypatch: pytest.MonkeyPatch) -> None:
     welcome = Session._welcome
 
     def wrong(self: Session, now_s: float) -> None:
-        if self._token is not None:
-            self._token = Token(self._matcher.feed, self._token.positions)
+        if self._resume is not None:
+            self._resume = ResumePoint(self._matcher.feed, self._resume.positions)
         welcome(self, now_s)
 
     monkeypatch.setattr(Session, "_welcome", wrong)
