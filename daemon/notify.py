@@ -126,10 +126,12 @@ async def _say_how_it_is(
         scheme = "https" if settings.http.certificate_file else "http"
         host = "127.0.0.1" if settings.http.is_loopback else socket.getfqdn()
         url = f"{scheme}://{host}:{settings.notify.port}"
+    wait_s = 0.2
     while True:
-        await asyncio.sleep(RECORD_S)
+        await asyncio.sleep(wait_s)
         if (cluster := follower.cluster) is None or served.is_draining:
             continue
+        wait_s = RECORD_S
         own = served.record(url, started_ms, int(time.time() * 1000))
         try:
             await write_server(cluster.store, cluster.paths, own)

@@ -88,11 +88,11 @@ def test_every_command_that_a_document_names_exists(document: Path) -> None:
 
 # --- The code blocks, on a local cluster that the commands find by themselves ---------------------
 
-ENDLESS = ("bookmender daemon", "bookmender feed follow")
+ENDLESS = ("bookmender daemon", "bookmender feed follow", "bookmender notify serve")
 """They run until the end. Then Ctrl-C ends them as it should."""
 CHECKING = ("bookmender status", "bookmender doctor", "bookmender config check")
 """They exit with 1 if they find something."""
-ELSEWHERE = ("fsck run", "fsck mark", "spark", "/var/lib/", "--secured")
+ELSEWHERE = ("notify watch", "fsck run", "fsck mark", "spark", "/var/lib/", "--secured")
 """In other tests: on Spark, as root, or with TLS."""
 FILES = {
     "backup.sh": "#!/bin/sh\n",
@@ -192,4 +192,4 @@ def test_the_code_blocks_work_as_printed(reader: Reader) -> None:
     endings = reader.interrupt_all()
     reader.type(last)
 
-    assert endings == [0] + [130] * (len(endings) - 1)  # the daemon, then those that follow
+    assert endings == [130 if "follow" in child.args else 0 for child in reader.running]
