@@ -21,7 +21,7 @@ from archive.archiver import (
     FeedDisabledError,
 )
 from archive.format import FileKind
-from archive.places import TakenError
+from archive.places import TakenError, open_place
 from archive.reading import Archive, NoSuchPointError
 from checkpoints.leader_state import FeedSettings
 from ledgers.codec.layout import Layout
@@ -39,7 +39,7 @@ class Recorded(FeedCluster):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.place = MemoryPlace()
+        self.place: Any = MemoryPlace()
         self.checks_each_round = False
         self.states: list[tuple[int, Metadata]] = []
         apply = self.tree.apply
@@ -281,9 +281,12 @@ def test_a_deleted_archive_is_noticed_and_begins_again_only_on_order() -> None:
     run(scenario())
 
 
-def test_of_two_archivers_one_ends() -> None:
+@pytest.mark.parametrize("place", ["memory", "s3"])
+def test_of_two_archivers_one_ends(place: str, request: pytest.FixtureRequest) -> None:
     async def scenario() -> None:
         cluster = Recorded()
+        if place == "s3":
+            cluster.place = open_place(request.getfixturevalue("s3").new_url())
         await cluster.prepare()
         await cluster.enable()
         async with cluster.leader(), cluster.archiver():
@@ -303,7 +306,7 @@ def test_of_two_archivers_one_ends() -> None:
                 on_round=nothing,
                 in_thread=at_once,
             )
-            living = asyncio.create_task(live(cluster, Random(1), 200))
+            living = asyncio.create_task(live(cluster, Random(1), 60))
             with pytest.raises(TakenError):
                 await second.run()
             await living
