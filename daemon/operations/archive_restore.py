@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from archive.format import LATEST, FileKind, Header, file_name
+from archive.format import LATEST, FileKind, Header
 from archive.order import read_order
 from archive.places import Place
 from archive.reading import Archive, Point
@@ -90,7 +90,7 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
     gaps: list[int] = []
     for stored in archive.files(numbers[0], numbers[-1]) if numbers else ():
         header = stored.header
-        byte_count += stored.byte_count
+        byte_count += len(stored.data)
         record_count += len(stored.records())
         if header.kind is FileKind.BASE:
             base_count += 1
@@ -122,12 +122,10 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
 
 def forget(place: Place) -> int:
     """Delete all files of an archive, the oldest first. It blocks. Return their number."""
-    archive = Archive(place)
-    numbers = archive.numbers()
-    for number in numbers:
-        place.delete(file_name(number))
-    place.delete(LATEST)
-    return len(numbers)
+    names = [name for _, name in Archive(place).stored()]
+    for name in [*names, LATEST]:
+        place.delete(name)
+    return len(names)
 
 
 def find_point(place: Place, at: int | None, *, is_time: bool = True) -> Point:

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 import archive.archiver
+import archive.format
 import archive.reading
 from archive.archiver import (
     CHECK_S,
@@ -20,10 +22,20 @@ from archive.archiver import (
     Archiver,
     FeedDisabledError,
 )
-from archive.format import FileKind
+from archive.format import (
+    FileKind,
+    block_of,
+    decode_header,
+    decode_records,
+    encode_file,
+    file_name,
+    numbers_of,
+    pack_name,
+)
 from archive.places import TakenError, open_place
 from archive.reading import Archive, NoSuchPointError
 from checkpoints.leader_state import FeedSettings
+from daemon.operations.archive_restore import verify
 from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError, UnavailableError
 from tests.archive.places import MemoryPlace, at_once
@@ -172,6 +184,7 @@ async def live(cluster: Recorded, random: Random, steps: int) -> None:
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive.archiver, "CHANGES_OF_BASE_LEAST", 30)
     monkeypatch.setattr(archive.archiver, "PAGE_RECORDS", 7)
+    monkeypatch.setattr(archive.format, "FILES_OF_PACK", 4)
     monkeypatch.setattr(archive.reading, "READS_AT_ONCE", 1)
 
 
@@ -317,6 +330,72 @@ def test_of_two_archivers_one_ends(place: str, request: pytest.FixtureRequest) -
     run(scenario())
 
 
+def test_old_files_are_packed_and_nothing_else_changes() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        written = dict[str, bytes]()
+        create = cluster.place.create
+
+        def kept(name: str, data: bytes) -> None:
+            create(name, data)
+            written[name] = data
+
+        cluster.place.create = kept
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 300)
+            await cluster.wait_archived()
+
+        reading = Archive(cluster.place)
+        assert archiver.number > 5 * 4
+        assert len(reading.stored()) <= archiver.number / 4 + 2 * 4
+        singles = {name: data for name, data in written.items() if len(numbers_of(name)) == 1}
+        files = reading.files(1, archiver.number)
+        assert [stored.data for stored in files] == [data for _, data in sorted(singles.items())]
+        assert assert_points_are_right(cluster) > 10
+
+    run(scenario())
+
+
+def test_large_files_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive.archiver, "PACK_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 100)
+            await cluster.wait_archived()
+
+        assert len(Archive(cluster.place).stored()) == archiver.number > 2 * 4
+
+    run(scenario())
+
+
+def test_a_file_beside_its_pack_does_not_count() -> None:
+    """Two can leave one: an archiver that is killed, and one that was suspended for long."""
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader():
+            async with cluster.archiver():
+                await live(cluster, Random(1), 100)
+                await cluster.wait_archived()
+            cluster.place.create("000000000003.bma", b"of another writer")
+            async with cluster.archiver():
+                await live(cluster, Random(1), 10)
+                await cluster.wait_archived()
+
+        assert assert_points_are_right(cluster) > 0
+        assert "000000000003.bma" not in cluster.place.files
+
+    run(scenario())
+
+
 def test_points_older_than_the_retention_are_deleted() -> None:
     async def scenario() -> None:
         cluster = Recorded()
@@ -332,7 +411,7 @@ def test_points_older_than_the_retention_are_deleted() -> None:
         oldest = [*reading.bases()][-1]
         age_s = (cluster.clock.wall_ms() - oldest.time_ms) / 1000
         assert 60 <= age_s < 2 * 60
-        assert reading.numbers()[0] == oldest.first_page
+        assert block_of(reading.numbers()[0]) == block_of(oldest.first_page)
         with pytest.raises(NoSuchPointError):
             reading.point(time_ms=oldest.time_ms - 1)
 
@@ -375,24 +454,37 @@ DAMAGE: dict[str, Callable[[dict[str, bytes], str], Any]] = {
     "missing": lambda files, name: files.pop(name),
     "cut": lambda files, name: files.update({name: files[name][:-1]}),
     "changed": lambda files, name: files.update({name: files[name][:40] + b"?" + files[name][41:]}),
-    "another one": lambda files, name: files.update({name: files["000000000001.bma"]}),
+    "another one": lambda files, name: files.update({name: files[max(files)]}),
+    "of another chain": lambda files, name: files.update({name: in_another_chain(files[name])}),
 }
 
 
+def in_another_chain(data: bytes) -> bytes:
+    header, _, records = decode_header(data, name="")
+    other = msgspec.structs.replace(header, previous="0" * 64)
+    return encode_file(other, decode_records(data[records], name=""))
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_found(damage: str) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
+    if damage == "of another chain" and is_packed:
+        return  # a pack is in no chain
+
     async def scenario() -> None:
         cluster = Recorded()
         await cluster.prepare()
         await cluster.enable()
-        async with cluster.leader(), cluster.archiver():
-            await live(cluster, Random(1), 20)
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 100)
             await cluster.wait_archived()
-        reading = Archive(cluster.place)
-        numbers = reading.numbers()
-        DAMAGE[damage](cluster.place.files, f"{numbers[-2]:012d}.bma")
+        name = file_name(archiver.number - 1)
+        if is_packed:
+            name = pack_name(1)
+        DAMAGE[damage](cluster.place.files, name)
 
-        with pytest.raises(CorruptionError):
-            list(reading.files(numbers[0], numbers[-1]))
+        with pytest.raises(CorruptionError) as caught:
+            verify(cluster.place, on_progress=lambda done, count: None)
+        assert name in str(caught.value.context)
 
     run(scenario())
