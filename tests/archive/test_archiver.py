@@ -226,6 +226,91 @@ def test_an_archive_goes_on_after_any_failure(seed: int) -> None:
     run(scenario())
 
 
+class KilledError(Exception):
+    """The process of the archiver ended here."""
+
+
+def test_an_archiver_may_be_killed_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is a change of the place, before or after which the process ends."""
+    monkeypatch.setattr(archive.archiver, "CHANGES_OF_BASE_LEAST", 6)
+    calls = list[str]()
+
+    async def scenario(killed_at: int) -> bool:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        calls.clear()
+
+        def kills(method: str, name: str) -> bool:
+            if method not in ("names", "read"):
+                calls.append(method)
+            if len(calls) > killed_at:
+                raise KilledError(method, name)
+            return False
+
+        is_killed = False
+        cluster.place.fault = kills
+        async with cluster.leader():
+            try:
+                async with cluster.archiver(retention_s=4):
+                    await live(cluster, Random(1), 40)
+            except KilledError:
+                is_killed = True
+            cluster.place.fault = lambda method, name: False
+            async with cluster.archiver():
+                await cluster.wait_archived()
+                await cluster.clock.sleep(5)
+
+        assert assert_points_are_right(cluster) > 0
+        stored = Archive(cluster.place).stored()
+        packs = {block_of(numbers.start) for numbers, _ in stored if len(numbers) > 1}
+        singles = {block_of(numbers.start) for numbers, _ in stored if len(numbers) == 1}
+        assert not packs & singles
+        return is_killed
+
+    killed_at = 0
+    while run(scenario(killed_at)):
+        killed_at += 1
+    assert set(calls) == {"prepare", "create", "created", "replace", "delete"}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first base", "later base"])
+def test_the_leader_may_change_while_a_base_is_written(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive.archiver, "PAGE_RECORDS", 2)
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        for _ in range(20):
+            await cluster.create()
+        leader = cluster.start_leader()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            if not is_first:
+                await cluster.wait_archived()
+            has_begun = asyncio.Event()
+
+            def look(method: str, name: str) -> bool:
+                if archiver.base_record_count:
+                    has_begun.set()
+                return False
+
+            cluster.place.fault = look
+            living = asyncio.create_task(live(cluster, Random(1), 60))
+            await has_begun.wait()
+            before = archiver.base
+            await cluster.stop_leader(leader)
+            await living
+            await cluster.wait_archived()
+            assert before is not archiver.base
+
+        assert assert_points_are_right(cluster) > 0
+
+    run(scenario())
+
+
 def test_quiet_times_leave_no_gap() -> None:
     async def scenario() -> None:
         cluster = Recorded()
