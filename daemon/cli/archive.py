@@ -9,12 +9,15 @@ import asyncio
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import click
+from msgspec.structs import replace
 
 from archive.order import RETENTION_DEFAULT_S
 from archive.places import Place, open_place
@@ -26,6 +29,8 @@ from daemon.cli.main import EXIT_FAILED, CommandGroup, F, LedgerId, cluster_opti
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.logs import set_up_logs
+from daemon.operations import archive_rehearsal
 from daemon.operations.archive import (
     ArchiveDone,
     ArchiveStatus,
@@ -37,6 +42,7 @@ from daemon.operations.archive import (
 from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
+    Rehearsed,
     RestoreSummary,
     compare_live,
     compare_points,
@@ -49,7 +55,7 @@ from daemon.operations.archive_restore import (
     url_of,
     verify,
 )
-from daemon.settings import Settings
+from daemon.settings import LogSettings, Settings
 from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
@@ -108,6 +114,14 @@ def _open(config: Path | None, url: str | None) -> tuple[Settings, Place]:
     settings = settings_for_command(config, os.environ)
     log_errors_only(settings)
     return settings, open_place(asyncio.run(url_of(settings, url)))
+
+
+def _place(config: Path | None, url: str | None) -> Place:
+    """Open the archive. A host without settings can do so by its URL."""
+    if url is None:
+        return _open(config, url)[1]
+    set_up_logs(LogSettings(level="error"))
+    return open_place(url)
 
 
 def _point(place: Place, at: tuple[int, bool] | None) -> Point:
@@ -219,17 +233,19 @@ def compact(config: Path | None, output: str) -> None:
 
 
 @archive.command(name="verify")
+@click.option(
+    "--rehearse", is_flag=True, help="Restore the newest point into a scratch ZooKeeper, too."
+)
 @from_option
 @cluster_options
-def verify_command(url: str | None, config: Path | None, output: str) -> None:
-    """Read the archive completely. Exit code 1: it is damaged."""
-    _, place = _open(config, url)
-    with click.progressbar(length=1, file=sys.stderr, label="Reading") as bar:
+def verify_command(rehearse: bool, url: str | None, config: Path | None, output: str) -> None:
+    """Read the archive completely. Exit code 1: it is damaged.
 
-        def progress(done: int, count: int) -> None:
-            bar.length = count
-            bar.update(done - bar.pos)
-
+    --rehearse also starts a ZooKeeper on this host, restores into it, compares all bytes, and
+    removes it. It needs Java.
+    """
+    place = _place(config, url)
+    with _progress("Reading") as progress:
         found = verify(place, on_progress=progress)
     lines = [
         f"No damage: {counted(found.file_count, 'file')}, {size_text(found.byte_count)}, "
@@ -240,7 +256,38 @@ def verify_command(url: str | None, config: Path | None, output: str) -> None:
     else:
         lines.append("It has no complete state yet.")
     lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
+    if rehearse:
+        with _progress("Restoring") as progress:
+            tried = archive_rehearsal.rehearse(
+                place, tell=lambda text: echo_notes([text]), on_progress=progress
+            )
+        found = replace(found, rehearsal=tried)
+        lines += _rehearsal_lines(tried)
     echo(output, found, "\n".join(lines))
+    sys.exit(EXIT_FAILED if found.rehearsal and found.rehearsal.different else 0)
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar for the block. Yields what sets it: the number done, and that of all."""
+    with click.progressbar(length=1, file=sys.stderr, label=label) as bar:
+
+        def progress(done: int, count: int) -> None:
+            bar.length = count
+            bar.update(done - bar.pos)
+
+        yield progress
+
+
+def _rehearsal_lines(tried: Rehearsed) -> list[str]:
+    if tried.different:
+        some = ", ".join(tried.different[:5])
+        return [f"REHEARSAL FAILED: {counted(len(tried.different), 'znode')} differ: {some}."]
+    return [
+        f"Rehearsal succeeded: {counted(tried.ledger_count, 'ledger')} and cookies of "
+        f"{counted(tried.cookie_count, 'bookie')} were restored in {tried.duration_s:g} s, and are "
+        "equal byte for byte."
+    ]
 
 
 @archive.command(name="forget")
@@ -278,7 +325,7 @@ def diff(
     """
     if live and after is not None:
         raise click.UsageError("--live needs one moment.")
-    _, place = _open(config, url)
+    place = _place(config, url)
     first = _point(place, before)
     if live:
         found = run_in_session(config, lambda cluster: compare_live(cluster, place, first))
@@ -311,7 +358,7 @@ def restore() -> None:
 @cluster_options
 def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
     """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
-    _, place = _open(config, url)
+    place = _place(config, url)
     found = summary(place, plan_of(place, _point(place, at)))
     echo(output, found, "\n".join(_plan_lines(found)))
 
@@ -399,13 +446,13 @@ def _restore(
         lines = [*_plan_lines(found), "Nothing stands against it. --yes restores it."]
         echo(output, found, "\n".join(lines))
         return
-    with click.progressbar(length=planned.ledger_count, file=sys.stderr, label="Ledgers") as bar:
+    with _progress("Ledgers") as progress:
         restoring = restore_cluster(
             settings,
             place,
             planned,
             clone=clone,
-            on_progress=lambda count: bar.update(count - bar.pos),
+            on_progress=lambda count: progress(count, planned.ledger_count),
         )
         asyncio.run(restoring)
     found = summary(place, planned, is_done=True)

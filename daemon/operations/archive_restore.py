@@ -63,6 +63,17 @@ class ArchivePoint(Answer, frozen=True, kw_only=True):
         )
 
 
+class Rehearsed(Answer, frozen=True, kw_only=True):
+    """A restore of the newest point into a scratch ZooKeeper."""
+
+    ledger_count: int
+    cookie_count: int
+    duration_s: float
+    """Of the restore alone."""
+    different: list[str]
+    """Ledgers and znodes that are not there byte for byte; empty: the rehearsal succeeded."""
+
+
 class Verified(Answer, frozen=True, kw_only=True):
     """A complete reading of an archive that found no damage."""
 
@@ -77,6 +88,8 @@ class Verified(Answer, frozen=True, kw_only=True):
     """Up to this time nothing changed after ``last``; 0: unknown, or something did."""
     gaps: tuple[int, ...]
     """Times after which changes are missing until the next base."""
+    rehearsal: Rehearsed | None = None
+    """null: none was asked for."""
 
 
 def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified:
