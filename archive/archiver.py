@@ -236,7 +236,7 @@ class Archiver:
             self.place.prepare()
             return
         self.number, self._sha256 = head.header.number, head.sha256
-        self._find_packs()
+        self._find_obsolete()
         try:
             point = self._archive.point(is_exact=False)
         except NoSuchPointError:
@@ -431,7 +431,7 @@ class Archiver:
         )
         self._writing, self._since_base, self._follows_base = None, 0, True
         log.info("archive.base_written", number=self.number, record_count=base.record_count)
-        self._obsolete += await self.in_thread(self._find_obsolete)
+        await self.in_thread(self._find_obsolete)
 
     async def _add_page(self, base: _Base, page: list[Record]) -> None:
         header = await self._add(
@@ -548,35 +548,23 @@ class Archiver:
                     raise
             await self.clock.sleep(RETRY_S)
 
-    def _find_packs(self) -> None:
-        """Find out what is packed. Files of a pack may be left by an archiver that was killed."""
-        stored = self._archive.stored()
-        packed = {block_of(numbers.start) for numbers, _ in stored if len(numbers) > 1}
-        self._block = max(packed, default=block_of(stored[0][0].start) - 1) + 1
-        self._obsolete = [
-            name
-            for numbers, name in stored
-            if len(numbers) == 1 and block_of(numbers.start) in packed
-        ]
-
     async def _pack(self) -> None:
         """Put the files of a block into one if the block after it is complete, too."""
-        if self.number < files_of(self._block + 1).stop - 1:
-            return
         block, numbers = self._block, files_of(self._block)
+        if self.number < files_of(block + 1)[-1]:
+            return
         self._block += 1
         try:
             files = await self.in_thread(lambda: [*self._archive.files(numbers[0], numbers[-1])])
         except CorruptionError as error:  # retention has deleted a part, or ``verify`` says it
             log.warning("archive.not_packed", reason=str(error))
             return
-        if sum(len(each.data) for each in files) > PACK_BYTES_MAX:
-            return
-        header = replace(files[0].header, kind=FileKind.PACK)
-        records = [Record(b"", each.header.number, each.data) for each in files]
-        data = await self.in_thread(lambda: encode_file(header, records))
-        await self._create(pack_name(block), data)
-        self._obsolete += map(file_name, reversed(numbers))
+        if sum(len(each.data) for each in files) <= PACK_BYTES_MAX:
+            header = replace(files[0].header, kind=FileKind.PACK)
+            records = [Record(b"", each.header.number, each.data) for each in files]
+            data = await self.in_thread(lambda: encode_file(header, records))
+            await self._create(pack_name(block), data)
+            await self.in_thread(self._find_obsolete)
 
     def _check_files(self) -> None:
         """Raise CorruptionError if the last file or one of the newest base is missing: somebody has
@@ -589,14 +577,19 @@ class Archiver:
             if not names & {file_name(number), pack_name(block_of(number))}:
                 raise _missing("a file of the archive is missing", name=file_name(number))
 
-    def _find_obsolete(self) -> list[str]:
-        """Return the files that only points older than the retention need."""
+    def _find_obsolete(self) -> None:
+        """Find the files that are in a pack, and those that only points older than the retention
+        need; and the next block to pack."""
         kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
-        for base in self._archive.bases():
-            if base.time_ms <= kept_ms:
-                stored = reversed(self._archive.stored())
-                return [name for numbers, name in stored if numbers.stop <= base.first_page]
-        return []
+        kept = (base.first_page for base in self._archive.bases() if base.time_ms <= kept_ms)
+        first, stored = next(kept, 0), self._archive.stored()
+        packed = {block_of(numbers[0]) for numbers, _ in stored if len(numbers) > 1}
+        self._block = max(self._block, block_of(stored[0][0][0]), *(each + 1 for each in packed))
+        self._obsolete = [
+            name
+            for numbers, name in reversed(stored)
+            if numbers.stop <= first or (len(numbers) == 1 and block_of(numbers[0]) in packed)
+        ]
 
     def _delete_obsolete(self) -> None:
         for _ in range(min(DELETED_A_ROUND, len(self._obsolete))):

@@ -19,10 +19,11 @@ from uuid import uuid4
 import click
 from msgspec.structs import replace
 
+from archive.format import Record
 from archive.order import RETENTION_DEFAULT_S
 from archive.places import Place, open_place
-from archive.reading import Point
-from archive.restore import Clone
+from archive.reading import Archive, Point
+from archive.restore import Clone, live_ledgers, plan_restore
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
 from daemon.cli.feed import confirm_deletion
 from daemon.cli.main import EXIT_FAILED, CommandGroup, F, LedgerId, cluster_options
@@ -42,13 +43,10 @@ from daemon.operations.archive import (
 from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
-    Rehearsed,
     RestoreSummary,
-    compare_live,
-    compare_points,
+    compare,
     find_point,
     forget,
-    plan_of,
     restore_cluster,
     restore_one,
     summary,
@@ -122,10 +120,6 @@ def _place(config: Path | None, url: str | None) -> Place:
         return _open(config, url)[1]
     set_up_logs(LogSettings(level="error"))
     return open_place(url)
-
-
-def _point(place: Place, at: tuple[int, bool] | None) -> Point:
-    return find_point(place, None) if at is None else find_point(place, at[0], is_time=at[1])
 
 
 @click.group(cls=CommandGroup)
@@ -262,7 +256,15 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
                 place, tell=lambda text: echo_notes([text]), on_progress=progress
             )
         found = replace(found, rehearsal=tried)
-        lines += _rehearsal_lines(tried)
+        if tried.different:
+            count = counted(len(tried.different), "difference")
+            lines.append(f"REHEARSAL FAILED: {count}, such as {', '.join(tried.different[:5])}.")
+        else:
+            lines.append(
+                f"Rehearsal succeeded: {counted(tried.ledger_count, 'ledger')} and "
+                f"{counted(tried.cookie_count, 'cookie')} were restored in {tried.duration_s:g} s, "
+                "and are equal byte for byte."
+            )
     echo(output, found, "\n".join(lines))
     sys.exit(EXIT_FAILED if found.rehearsal and found.rehearsal.different else 0)
 
@@ -277,17 +279,6 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(done - bar.pos)
 
         yield progress
-
-
-def _rehearsal_lines(tried: Rehearsed) -> list[str]:
-    if tried.different:
-        some = ", ".join(tried.different[:5])
-        return [f"REHEARSAL FAILED: {counted(len(tried.different), 'znode')} differ: {some}."]
-    return [
-        f"Rehearsal succeeded: {counted(tried.ledger_count, 'ledger')} and cookies of "
-        f"{counted(tried.cookie_count, 'bookie')} were restored in {tried.duration_s:g} s, and are "
-        "equal byte for byte."
-    ]
 
 
 @archive.command(name="forget")
@@ -326,11 +317,13 @@ def diff(
     if live and after is not None:
         raise click.UsageError("--live needs one moment.")
     place = _place(config, url)
-    first = _point(place, before)
+    first = find_point(place, before)
+    later: Point | list[Record]
     if live:
-        found = run_in_session(config, lambda cluster: compare_live(cluster, place, first))
+        later = run_in_session(config, lambda each: live_ledgers(each.store, each.manager))
     else:
-        found = compare_points(place, first, _point(place, after))
+        later = find_point(place, after)
+    found = compare(place, first, later)
     echo(output, found, "\n".join(_difference_lines(found)))
 
 
@@ -359,7 +352,7 @@ def restore() -> None:
 def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
     """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
     place = _place(config, url)
-    found = summary(place, plan_of(place, _point(place, at)))
+    found = summary(place, plan_restore(Archive(place), find_point(place, at)))
     echo(output, found, "\n".join(_plan_lines(found)))
 
 
@@ -383,16 +376,14 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
 
 @restore.command(name="cluster")
 @restore_options
-def cluster_command(
-    url: str | None, at: tuple[int, bool] | None, yes: bool, config: Path | None, output: str
-) -> None:
+def cluster_command(**given: Any) -> None:
     """Restore all metadata into a ZooKeeper that has lost it.
 
     Bookies must be stopped, and the ledgers root must not exist. After a kill, run it again.
     Auto-recovery is disabled afterwards: start the bookies, check the data (bookmender fsck run),
     and only then: bookmender enable.
     """
-    _restore(url, at, config, output, acts=yes, clone=None)
+    _restore(**given, clone=None)
 
 
 @restore.command()
@@ -404,14 +395,7 @@ def cluster_command(
     help="The id of a bookie in the clone. May be repeated.",
 )
 @restore_options
-def clone(
-    pairs: tuple[str, ...],
-    url: str | None,
-    at: tuple[int, bool] | None,
-    yes: bool,
-    config: Path | None,
-    output: str,
-) -> None:
+def clone(pairs: tuple[str, ...], **given: Any) -> None:
     """Restore the metadata as another cluster, with other bookies and another instance id.
 
     Cookies, orders and included znodes are left out.
@@ -422,25 +406,23 @@ def clone(
         if not (old and equals and new):
             raise click.UsageError(f"--bookie needs OLD=NEW, not {pair!r}.")
         bookies[BookieId(old)] = BookieId(new)
-    _restore(
-        url, at, config, output, acts=yes, clone=Clone(instance_id=str(uuid4()), bookies=bookies)
-    )
+    _restore(**given, clone=Clone(instance_id=str(uuid4()), bookies=bookies))
 
 
 def _restore(
+    *,
     url: str | None,
     at: tuple[int, bool] | None,
+    yes: bool,
     config: Path | None,
     output: str,
-    *,
-    acts: bool,
     clone: Clone | None,
 ) -> None:
     if url is None:
         raise click.UsageError("Name the archive: --from URL")
     settings, place = _open(config, url)
-    planned = plan_of(place, _point(place, at))
-    if not acts:
+    planned = plan_restore(Archive(place), find_point(place, at))
+    if not yes:
         asyncio.run(restore_cluster(settings, place, planned, clone=clone, only_check=True))
         found = summary(place, planned)
         lines = [*_plan_lines(found), "Nothing stands against it. --yes restores it."]
@@ -483,7 +465,7 @@ def ledger_command(
     restoring = restore_one(
         settings,
         place,
-        _point(place, at),
+        find_point(place, at),
         ledger_id,
         acts=yes,
         tell=lambda text: echo_notes([text]),

@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from archive.format import LATEST, FileKind, Header
+from archive.format import LATEST, FileKind, Header, Record
 from archive.order import read_order
 from archive.places import Place
 from archive.reading import Archive, Point
-from archive.restore import (
-    Clone,
-    Difference,
-    Restore,
-    RestorePlan,
-    differences,
-    live_ledgers,
-    plan_restore,
-)
+from archive.restore import Clone, Restore, RestorePlan, differences
 from checkpoints.model import ledger_id_of
-from daemon.admin_session import AdminSession, admin_session, order_event, writing_session
+from daemon.admin_session import admin_session, order_event, writing_session
 from daemon.answers import Answer
 from daemon.operations.restore import look_before_restoring, restore_ledger
 from daemon.settings import Settings
@@ -141,12 +133,14 @@ def forget(place: Place) -> int:
     return len(names)
 
 
-def find_point(place: Place, at: int | None, *, is_time: bool = True) -> Point:
-    """Return the point at a time or checkpoint; None: the newest, exact or not. It blocks."""
+def find_point(place: Place, at: tuple[int, bool] | None) -> Point:
+    """Return the last point that is not after ``at``: a time in milliseconds and True, or a
+    checkpoint and False. None: the newest, exact or not. It blocks."""
     archive = Archive(place)
     if at is None:
         return archive.point(is_exact=False)
-    return archive.point(time_ms=at) if is_time else archive.point(checkpoint=at)
+    moment, is_time = at
+    return archive.point(time_ms=moment) if is_time else archive.point(checkpoint=moment)
 
 
 class ChangedLedger(Answer, frozen=True, kw_only=True):
@@ -155,19 +149,6 @@ class ChangedLedger(Answer, frozen=True, kw_only=True):
     ledger_id: int
     change: str
     """``created``, ``changed`` or ``deleted``."""
-
-    @classmethod
-    def of(cls, each: Difference) -> ChangedLedger | None:
-        """Return None if the object is no ledger."""
-        ledger_id = ledger_id_of(each.key)
-        if ledger_id is None:
-            return None
-        change = "changed"
-        if each.before is None:
-            change = "created"
-        elif each.after is None:
-            change = "deleted"
-        return cls(ledger_id=ledger_id, change=change)
 
 
 class ArchiveDifference(Answer, frozen=True, kw_only=True):
@@ -179,31 +160,23 @@ class ArchiveDifference(Answer, frozen=True, kw_only=True):
     ledgers: list[ChangedLedger]
 
 
-def _difference(before: Point, after: Point | None, found: list[Difference]) -> ArchiveDifference:
-    ledgers = [told for each in found if (told := ChangedLedger.of(each)) is not None]
+def compare(place: Place, before: Point, after: Point | list[Record]) -> ArchiveDifference:
+    """Compare a point with another one, or with the ledgers that ZooKeeper has. It blocks. Raises
+    CorruptionError."""
+    archive = Archive(place)
+    later = archive.state(after) if isinstance(after, Point) else after
+    ledgers = []
+    for each in differences(archive.state(before), later):
+        if (ledger_id := ledger_id_of(each.key)) is not None:
+            change = (
+                "deleted" if each.after is None else "created" if each.before is None else "changed"
+            )
+            ledgers.append(ChangedLedger(ledger_id=ledger_id, change=change))
     return ArchiveDifference(
         before=ArchivePoint.of(before.header),
-        after=None if after is None else ArchivePoint.of(after.header),
+        after=ArchivePoint.of(after.header) if isinstance(after, Point) else None,
         ledgers=sorted(ledgers, key=lambda each: each.ledger_id),
     )
-
-
-def compare_points(place: Place, before: Point, after: Point) -> ArchiveDifference:
-    """It blocks. Raises CorruptionError."""
-    archive = Archive(place)
-    found = list(differences(archive.state(before), archive.state(after)))
-    return _difference(before, after, found)
-
-
-async def compare_live(cluster: AdminSession, place: Place, before: Point) -> ArchiveDifference:
-    """Compare a point with ZooKeeper. Raises CorruptionError, UnavailableError."""
-    live = await live_ledgers(cluster.store, cluster.manager)
-
-    def compare() -> list[Difference]:
-        known = (r for r in Archive(place).state(before) if r.ledger_id is not None)
-        return list(differences(known, live))
-
-    return _difference(before, None, await asyncio.to_thread(compare))
 
 
 # --- Restoring ------------------------------------------------------------------------------------
@@ -245,11 +218,6 @@ def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> Restor
         confirmed_ms=Archive(place).confirmed_ms(plan.point),
         is_done=is_done,
     )
-
-
-def plan_of(place: Place, point: Point) -> RestorePlan:
-    """Return what a restore of this point writes. It blocks. Raises CorruptionError."""
-    return plan_restore(Archive(place), point)
 
 
 async def restore_cluster(

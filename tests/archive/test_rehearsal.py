@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from archive.places import Directory
-from daemon.operations.archive_rehearsal import compare
+from daemon.operations.archive_rehearsal import compare_all
 from tests.archive.test_archiver import Recorded
 from tests.archive.test_restore import Lost, archived
 from tests.checkpoints.feed_cluster import BOOKIES, ROOT
@@ -39,7 +39,7 @@ def test_what_differs_from_the_archive_is_named(change: str) -> None:
             case "cookie":
                 await lost.store.delete(f"{ROOT}/cookies/{BOOKIES[0]}")
 
-        assert await compare(lost.store, ROOT, cluster.place, lost.plan) == expected
+        assert await compare_all(lost.store, cluster.place, lost.plan) == expected
 
     run(scenario())
 
