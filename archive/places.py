@@ -60,10 +60,10 @@ def open_place(url: str) -> Place:
     """Return the place of a URL: ``file:///PATH``, or ``s3://BUCKET/PATH`` and others. Raises
     SettingsError."""
     parts = urlsplit(url)
-    if parts.password is not None:
+    if parts.password is not None or (parts.query and parts.scheme in SCHEMES):
         raise SettingsError(
-            f"the archive's {parts.scheme}: URL has credentials, which ZooKeeper and logs would "
-            "show. Leave them out, and put them into the environment of each node"
+            f"the archive's {parts.scheme}: URL has credentials or a query, which ZooKeeper and "
+            "logs would show. Put credentials into the environment of each node instead"
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

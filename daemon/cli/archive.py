@@ -9,11 +9,11 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import click
@@ -41,8 +41,8 @@ from daemon.operations.archive import (
     read_archive,
 )
 from daemon.operations.archive_restore import (
-    ArchiveDifference,
     ArchivePoint,
+    OnProgress,
     RestoreSummary,
     compare,
     find_point,
@@ -59,8 +59,6 @@ from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
-
-T = TypeVar("T")
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -270,7 +268,7 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(label: str) -> Iterator[OnProgress]:
     """Show a bar for the block. Yields what sets it: the number done, and that of all."""
     with click.progressbar(length=1, file=sys.stderr, label=label) as bar:
 
@@ -324,13 +322,10 @@ def diff(
     else:
         later = find_point(place, after)
     found = compare(place, first, later)
-    echo(output, found, "\n".join(_difference_lines(found)))
-
-
-def _difference_lines(found: ArchiveDifference) -> list[str]:
     until = "now" if found.after is None else _at(found.after)
     lines = [f"{each.change}  ledger {each.ledger_id}" for each in found.ledgers]
-    return [*lines, f"{counted(len(lines), 'ledger')} from {_at(found.before)} to {until}."]
+    lines.append(f"{counted(len(lines), 'ledger')} from {_at(found.before)} to {until}.")
+    echo(output, found, "\n".join(lines))
 
 
 # --- Restoring ------------------------------------------------------------------------------------
@@ -429,13 +424,7 @@ def _restore(
         echo(output, found, "\n".join(lines))
         return
     with _progress("Ledgers") as progress:
-        restoring = restore_cluster(
-            settings,
-            place,
-            planned,
-            clone=clone,
-            on_progress=lambda count: progress(count, planned.ledger_count),
-        )
+        restoring = restore_cluster(settings, place, planned, clone=clone, on_progress=progress)
         asyncio.run(restoring)
     found = summary(place, planned, is_done=True)
     text = (

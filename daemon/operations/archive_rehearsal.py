@@ -22,7 +22,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.processes import KILL_TIMEOUT_S, wait_until
 from daemon.local.servers import ZOOKEEPER_HEAP_MIB, Servers, is_zookeeper_ready
 from daemon.local.spec import ClusterSpec
-from daemon.operations.archive_restore import Rehearsed, find_point, restore_cluster
+from daemon.operations.archive_restore import OnProgress, Rehearsed, find_point, restore_cluster
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
 from ledgers.manager import LedgerManager
@@ -33,47 +33,39 @@ LEDGERS_A_MIB: Final = 1_000
 """Ledgers that ZooKeeper can keep in a MiB of its heap."""
 
 
-def rehearse(
-    place: Place, *, tell: Callable[[str], None], on_progress: Callable[[int, int], None]
-) -> Rehearsed:
+def rehearse(place: Place, *, tell: Callable[[str], None], on_progress: OnProgress) -> Rehearsed:
     """Restore the newest point, and compare. It blocks. ``on_progress``: called with the ledgers
-    that are written, and the number of all. Raises SettingsError without Java, CorruptionError,
-    UnavailableError if ZooKeeper does not start."""
+    that are written, and all. Raises SettingsError without Java, CorruptionError, UnavailableError
+    if ZooKeeper does not start."""
     plan = plan_restore(Archive(place), find_point(place, None))
     heap_mib = ZOOKEEPER_HEAP_MIB + plan.ledger_count // LEDGERS_A_MIB
     jars.fetch(on_progress=lambda done, total: tell(f"downloading jar {done + 1} of {total}, once"))
     tell(f"restoring into a scratch ZooKeeper with {heap_mib} MiB of heap")
     (port,) = free_ports(1)
     spec = ClusterSpec(zookeeper_port=port, bookie_ports=())
+    uri = f"zk+null://{LOOPBACK}:{port}{plan.point.header.root}"
+    settings = Settings(metadata_service_uri=uri)
+
+    async def restore() -> Rehearsed:
+        began_s = time.monotonic()
+        await restore_cluster(settings, place, plan, on_progress=on_progress)
+        duration_s = round(time.monotonic() - began_s, 1)
+        async with open_store(settings) as store:
+            return Rehearsed(
+                ledger_count=plan.ledger_count,
+                cookie_count=len(plan.bookies),
+                duration_s=duration_s,
+                different=await compare_all(store, place, plan),
+            )
+
     with TemporaryDirectory(prefix="bookmender-", ignore_cleanup_errors=True) as name:
         child = Servers(data=Path(name)).zookeeper(spec, heap_mib=heap_mib)
         try:
             wait_until(lambda: is_zookeeper_ready(port), [child], timeout_s=READY_TIMEOUT_S)
-            uri = f"zk+null://{LOOPBACK}:{port}{plan.point.header.root}"
-            return asyncio.run(
-                _restore(Settings(metadata_service_uri=uri), place, plan, on_progress)
-            )
+            return asyncio.run(restore())
         finally:
             child.kill()
             child.wait(timeout_s=KILL_TIMEOUT_S)
-
-
-async def _restore(
-    settings: Settings, place: Place, plan: RestorePlan, on_progress: Callable[[int, int], None]
-) -> Rehearsed:
-    began_s = time.monotonic()
-    await restore_cluster(
-        settings, place, plan, on_progress=lambda count: on_progress(count, plan.ledger_count)
-    )
-    duration_s = round(time.monotonic() - began_s, 1)
-    async with open_store(settings) as store:
-        different = await compare_all(store, place, plan)
-    return Rehearsed(
-        ledger_count=plan.ledger_count,
-        cookie_count=len(plan.bookies),
-        duration_s=duration_s,
-        different=different,
-    )
 
 
 async def compare_all(store: MetadataStore, place: Place, plan: RestorePlan) -> list[str]:

@@ -21,6 +21,8 @@ from ledgers.errors import CorruptionError, NoNodeError, RejectedError, Settings
 from replication.by_hand import Tell
 from replication.journal import JournalRecord
 
+OnProgress = Callable[[int, int], None]
+
 
 async def url_of(settings: Settings, given: str | None) -> str:
     """Return the URL that was given, else the one in the order of the cluster."""
@@ -84,7 +86,7 @@ class Verified(Answer, frozen=True, kw_only=True):
     """null: none was asked for."""
 
 
-def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified:
+def verify(place: Place, *, on_progress: OnProgress) -> Verified:
     """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
     number of all. Raises CorruptionError."""
     archive = Archive(place)
@@ -102,11 +104,7 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
             if header.first_page >= numbers[0]:
                 first = first or header
         elif header.kind is FileKind.SEGMENT:
-            is_gap = end is not None and (end.generation, end.end) != (
-                header.generation,
-                header.begin,
-            )
-            if is_gap and end is not None:
+            if end and (end.generation, end.end) != (header.generation, header.begin):
                 gaps.append(end.time_ms)
             end = header
         on_progress(header.number - numbers[0] + 1, len(numbers))
@@ -227,10 +225,11 @@ async def restore_cluster(
     *,
     clone: Clone | None = None,
     only_check: bool = False,
-    on_progress: Callable[[int], None] = lambda count: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> None:
     """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
-    stands against it. Raises what ``Restore.run`` raises."""
+    stands against it. ``on_progress``: called with the ledgers that are written, and all. Raises
+    what ``Restore.run`` raises."""
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -242,7 +241,7 @@ async def restore_cluster(
             plan=plan,
             clock=SystemClock(),
             clone=clone,
-            on_progress=on_progress,
+            on_progress=lambda count: on_progress(count, plan.ledger_count),
         )
         await (restore.check() if only_check else restore.run())
 
@@ -252,14 +251,9 @@ async def restore_one(
 ) -> str:
     """Give a ledger the metadata that it had, and return what was done. Raises RejectedError,
     RestoreRefusedError if copies may be missing."""
-
-    def find() -> bytes | None:
-        for record in Archive(place).state(point):
-            if record.ledger_id == ledger_id:
-                return record.data
-        return None
-
-    archived = await asyncio.to_thread(find)
+    records = Archive(place).state(point)
+    found = (record.data for record in records if record.ledger_id == ledger_id)
+    archived = await asyncio.to_thread(lambda: next(found, None))
     if archived is None:
         raise RejectedError(f"ledger {ledger_id} did not exist then")
     async with writing_session(settings) as ours:
@@ -281,5 +275,5 @@ async def restore_one(
         )
     if acts:
         return (await restore_ledger(settings, record, is_forced=False, tell=tell)).result
-    found = await look_before_restoring(settings, record, tell=tell)
-    return "; ".join([*found.doubts, found.result])
+    look = await look_before_restoring(settings, record, tell=tell)
+    return "; ".join([*look.doubts, look.result])

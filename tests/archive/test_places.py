@@ -180,6 +180,7 @@ def test_a_server_that_is_gone_is_named() -> None:
         ("file:///path?x=1", "names no folder"),
         ("file:///", "names no folder"),
         ("s3://key:secret@bucket/path", "s3: URL has credentials"),
+        ("az://box/path?sig=secret", "az: URL has credentials"),
         ("zk+flat://zk1:2181/ledgers", "cannot be in the cluster"),
         ("http://host/path", "no place for an archive"),
         ("/path", "no place for an archive"),
