@@ -102,7 +102,7 @@ are more. It bounds how long a restore reads, and what a node keeps in memory fo
 BASES_OF_RETENTION: Final = 4
 """A new base is due after this part of the retention: what is older than a base can be deleted."""
 DELETED_A_ROUND: Final = 20
-"""It bounds how long the next segment waits. Two files a round are written, at most."""
+"""It bounds how long the next segment waits."""
 
 FILES = Counter("bookmender_archive_files_total", "Files that this node added to the archive.")
 BYTES = Counter("bookmender_archive_bytes_total", "Bytes that this node added to the archive.")
@@ -236,7 +236,7 @@ class Archiver:
             self.place.prepare()
             return
         self.number, self._sha256 = head.header.number, head.sha256
-        self._find_obsolete()
+        self._find_obsolete(expires=False)
         try:
             point = self._archive.point(is_exact=False)
         except NoSuchPointError:
@@ -431,7 +431,7 @@ class Archiver:
         )
         self._writing, self._since_base, self._follows_base = None, 0, True
         log.info("archive.base_written", number=self.number, record_count=base.record_count)
-        await self.in_thread(self._find_obsolete)
+        await self.in_thread(lambda: self._find_obsolete(expires=True))
 
     async def _add_page(self, base: _Base, page: list[Record]) -> None:
         header = await self._add(
@@ -554,17 +554,21 @@ class Archiver:
         if self.number < files_of(block + 1)[-1]:
             return
         self._block += 1
+
+        def pack() -> bytes | None:
+            records = list[Record]()
+            for each in self._archive.files(numbers[0], numbers[-1]):
+                records.append(Record(b"", each.header.number, each.data))
+                if sum(len(record.data or b"") for record in records) > PACK_BYTES_MAX:
+                    return None
+            return encode_file(replace(each.header, kind=FileKind.PACK, number=numbers[0]), records)
+
         try:
-            files = await self.in_thread(lambda: [*self._archive.files(numbers[0], numbers[-1])])
+            if (data := await self.in_thread(pack)) is not None:
+                await self._create(pack_name(block), data)
+                self._obsolete[:0] = map(file_name, reversed(numbers))
         except CorruptionError as error:  # retention has deleted a part, or ``verify`` says it
             log.warning("archive.not_packed", reason=str(error))
-            return
-        if sum(len(each.data) for each in files) <= PACK_BYTES_MAX:
-            header = replace(files[0].header, kind=FileKind.PACK)
-            records = [Record(b"", each.header.number, each.data) for each in files]
-            data = await self.in_thread(lambda: encode_file(header, records))
-            await self._create(pack_name(block), data)
-            await self.in_thread(self._find_obsolete)
 
     def _check_files(self) -> None:
         """Raise CorruptionError if the last file or one of the newest base is missing: somebody has
@@ -577,12 +581,13 @@ class Archiver:
             if not names & {file_name(number), pack_name(block_of(number))}:
                 raise _missing("a file of the archive is missing", name=file_name(number))
 
-    def _find_obsolete(self) -> None:
-        """Find the files that are in a pack, and those that only points older than the retention
-        need; and the next block to pack."""
+    def _find_obsolete(self, *, expires: bool) -> None:
+        """Find the files that are in a pack, and the next block to pack. ``expires``: also the
+        files that only points older than the retention need."""
         kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
-        kept = (base.first_page for base in self._archive.bases() if base.time_ms <= kept_ms)
-        first, stored = next(kept, 0), self._archive.stored()
+        bases = self._archive.bases() if expires else ()
+        first = next((base.first_page for base in bases if base.time_ms <= kept_ms), 0)
+        stored = self._archive.stored()
         packed = {block_of(numbers[0]) for numbers, _ in stored if len(numbers) > 1}
         self._block = max(self._block, block_of(stored[0][0][0]), *(each + 1 for each in packed))
         self._obsolete = [
