@@ -160,7 +160,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --pyth
 
 lock: | $(BIN)/uv ## pin the newest versions that pyproject.toml allows, with hashes
 	$(LOCK) --output-file requirements.lock
-	$(LOCK) --constraint requirements.lock --extra fsck --extra feed --group dev \
+	$(LOCK) --constraint requirements.lock --extra fsck --extra feed --extra s3 --group dev \
 		--group docs --output-file requirements-dev.lock
 	$(LOCK) --constraint requirements-dev.lock --extra fsck \
 		--no-emit-package pyspark --no-emit-package py4j --output-file requirements-spark.lock

@@ -9,6 +9,8 @@ feed has from ZooKeeper; they may change meanwhile, but then a segment has the l
 base is complete when the segments have passed everything that its pages have. Later bases are made
 of the archive alone. Afterwards what only older points need is deleted.
 
+Each 256 files are put into a pack once there are as many newer ones. Every point stays.
+
 The archive begins again with a base if the feed does not have the changes after its end: another
 feed began, or the archive paused for longer than the retention of the feed. Earlier points stay.
 """
@@ -32,15 +34,19 @@ from prometheus_client import Counter, Gauge
 from archive.format import (
     DATA_BYTES_MAX,
     LATEST,
+    PACK_BYTES_MAX,
     RECORDS_MAX,
     SHA_BYTES,
     Confirmed,
     FileKind,
     Header,
     Record,
+    block_of,
     encode_file,
     file_name,
+    files_of,
     ledger_record,
+    pack_name,
 )
 from archive.places import Place, TakenError
 from archive.reading import Archive, NoSuchPointError, Point
@@ -95,7 +101,8 @@ CHANGES_OF_BASE_LEAST: Final = 200_000
 are more. It bounds how long a restore reads, and what a node keeps in memory for the next base."""
 BASES_OF_RETENTION: Final = 4
 """A new base is due after this part of the retention: what is older than a base can be deleted."""
-DELETED_AT_ONCE: Final = 200
+DELETED_A_ROUND: Final = 20
+"""It bounds how long the next segment waits."""
 
 FILES = Counter("bookmender_archive_files_total", "Files that this node added to the archive.")
 BYTES = Counter("bookmender_archive_bytes_total", "Bytes that this node added to the archive.")
@@ -180,8 +187,10 @@ class Archiver:
     _written_s: float = field(default=-math.inf, init=False)
     _confirmed_s: float = field(default=-math.inf, init=False)
     _checked_s: float = field(default=-math.inf, init=False)
-    _obsolete: list[int] = field(default_factory=list, init=False)
-    """Files to delete, the last number first."""
+    _obsolete: list[str] = field(default_factory=list, init=False)
+    """Names of files to delete, the first one last."""
+    _block: int = field(default=0, init=False)
+    """The next block to pack."""
 
     def __post_init__(self) -> None:
         self._archive = Archive(self.place)
@@ -227,6 +236,7 @@ class Archiver:
             self.place.prepare()
             return
         self.number, self._sha256 = head.header.number, head.sha256
+        self._find_obsolete(expires=False)
         try:
             point = self._archive.point(is_exact=False)
         except NoSuchPointError:
@@ -258,6 +268,7 @@ class Archiver:
         await self._write_base()
         if self._follows_base:
             self.restorable_ms = self.time_ms
+        await self._pack()
         await self.in_thread(self._delete_obsolete)
         if self.clock.now_s() - self._checked_s >= CHECK_S:
             self._checked_s = self.clock.now_s()
@@ -420,7 +431,7 @@ class Archiver:
         )
         self._writing, self._since_base, self._follows_base = None, 0, True
         log.info("archive.base_written", number=self.number, record_count=base.record_count)
-        self._obsolete = await self.in_thread(self._find_obsolete)
+        await self.in_thread(lambda: self._find_obsolete(expires=True))
 
     async def _add_page(self, base: _Base, page: list[Record]) -> None:
         header = await self._add(
@@ -537,27 +548,57 @@ class Archiver:
                     raise
             await self.clock.sleep(RETRY_S)
 
+    async def _pack(self) -> None:
+        """Put the files of a block into one if the block after it is complete, too."""
+        block, numbers = self._block, files_of(self._block)
+        if self.number < files_of(block + 1)[-1]:
+            return
+        self._block += 1
+
+        def pack() -> bytes | None:
+            records = list[Record]()
+            for each in self._archive.files(numbers[0], numbers[-1]):
+                records.append(Record(b"", each.header.number, each.data))
+                if sum(len(record.data or b"") for record in records) > PACK_BYTES_MAX:
+                    return None
+            return encode_file(replace(each.header, kind=FileKind.PACK, number=numbers[0]), records)
+
+        try:
+            if (data := await self.in_thread(pack)) is not None:
+                await self._create(pack_name(block), data)
+                self._obsolete[:0] = map(file_name, reversed(numbers))
+        except CorruptionError as error:  # retention has deleted a part, or ``verify`` says it
+            log.warning("archive.not_packed", reason=str(error))
+
     def _check_files(self) -> None:
         """Raise CorruptionError if the last file or one of the newest base is missing: somebody has
         deleted the archive, or its place is not mounted any more."""
         numbers = {self.number} - {0}
         if self.base is not None:
             numbers |= {self.base.number, self.base.first_page}
+        names = set(self.place.names())
         for number in numbers:
-            if self.place.read(file_name(number)) is None:
+            if not names & {file_name(number), pack_name(block_of(number))}:
                 raise _missing("a file of the archive is missing", name=file_name(number))
 
-    def _find_obsolete(self) -> list[int]:
-        """Return the files that only points older than the retention need."""
+    def _find_obsolete(self, *, expires: bool) -> None:
+        """Find the files that are in a pack, and the next block to pack. ``expires``: also the
+        files that only points older than the retention need."""
         kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
-        for base in self._archive.bases():
-            if base.time_ms <= kept_ms:
-                return [n for n in reversed(self._archive.numbers()) if n < base.first_page]
-        return []
+        bases = self._archive.bases() if expires else ()
+        first = next((base.first_page for base in bases if base.time_ms <= kept_ms), 0)
+        stored = self._archive.stored()
+        packed = {block_of(numbers[0]) for numbers, _ in stored if len(numbers) > 1}
+        self._block = max(self._block, block_of(stored[0][0][0]), *(each + 1 for each in packed))
+        self._obsolete = [
+            name
+            for numbers, name in reversed(stored)
+            if numbers.stop <= first or (len(numbers) == 1 and block_of(numbers[0]) in packed)
+        ]
 
     def _delete_obsolete(self) -> None:
-        for _ in range(min(DELETED_AT_ONCE, len(self._obsolete))):
-            self.place.delete(file_name(self._obsolete[-1]))
+        for _ in range(min(DELETED_A_ROUND, len(self._obsolete))):
+            self.place.delete(self._obsolete[-1])
             self._obsolete.pop()
 
 

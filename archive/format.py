@@ -8,6 +8,9 @@ writers cannot both add the next file (``places``). There are three kinds:
 - A *page* has a part of the state that a base consists of.
 - A *base* ends the pages of a base. Only with it do they count.
 
+While changes go on, two segments a second are written. So the archiver later puts 256 files, byte
+for byte, into one: a *pack*. A pack has no number and is no part of the chain.
+
 A *record* is one object: a ledger, or another znode. The record with the highest version is the
 latest. A deleted object has a record without data.
 """
@@ -37,9 +40,12 @@ DATA_BYTES_MAX: Final = 4 * 1024 * 1024
 SHA_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A file that would unpack to more is no file of an archive."""
+FILES_OF_PACK: Final = 256
+PACK_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Files that are larger together are not packed."""
 _MAGIC: Final = b"metadata archive\n"
 _LENGTH = struct.Struct(">I")
-_NAME = re.compile(r"([0-9]{12})\.bma")
+_NAME = re.compile(r"([0-9]{12})(?:-([0-9]{12}))?\.bma")
 
 
 class Record(Struct, frozen=True, array_like=True, gc=False):
@@ -74,6 +80,7 @@ class FileKind(enum.Enum):
     SEGMENT = "segment"
     PAGE = "page"
     BASE = "base"
+    PACK = "pack"
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -89,7 +96,7 @@ class Header(Struct, frozen=True, kw_only=True):
     of the first page. ``total_count``: of a base, the records of its pages. ``base``: the number of
     the newest base before this file; 0 for none. ``since_base``: records of segments since then.
     ``log``: the ledger of the feed's log that has the checkpoint ``end``. ``root``: the path of the
-    ledgers root.
+    ledgers root. Of a pack, only ``number`` counts, which is that of its first file.
     """
 
     format: int = FORMAT
@@ -128,10 +135,24 @@ def file_name(number: int) -> str:
     return f"{number:012d}.bma"
 
 
-def number_of(name: str) -> int | None:
-    """Return the number in the name of a file; None if it is no file of the chain."""
+def block_of(number: int) -> int:
+    """Return the block of a file. The files of a block, from 0, may be in a pack."""
+    return (number - 1) // FILES_OF_PACK
+
+
+def files_of(block: int) -> range:
+    return range(block * FILES_OF_PACK + 1, (block + 1) * FILES_OF_PACK + 1)
+
+
+def pack_name(block: int) -> str:
+    numbers = files_of(block)
+    return f"{numbers[0]:012d}-{numbers[-1]:012d}.bma"
+
+
+def numbers_of(name: str) -> range:
+    """Return the numbers of the files that are in a file, by its name; none if it is not ours."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def encode_file(header: Header, records: Sequence[Record]) -> bytes:
@@ -142,8 +163,8 @@ def encode_file(header: Header, records: Sequence[Record]) -> bytes:
     return content + hashlib.sha256(content).digest()
 
 
-def decode_header(data: bytes, *, name: str) -> tuple[Header, str, bytes]:
-    """Return the header, the SHA-256 of the file, and the packed records. ``name``: for errors.
+def decode_header(data: bytes, *, name: str) -> tuple[Header, str, slice]:
+    """Return the header, the SHA-256 of the file, and where its records are. ``name``: for errors.
     Raises CorruptionError if a byte is missing or was changed."""
     content, digest = data[:-SHA_BYTES], data[-SHA_BYTES:]
     if not content.startswith(_MAGIC) or hashlib.sha256(content).digest() != digest:
@@ -160,7 +181,7 @@ def decode_header(data: bytes, *, name: str) -> tuple[Header, str, bytes]:
         raise CorruptionError(
             f"the archive has format {header.format}, and this release reads {FORMAT}", name=name
         )
-    return header, digest.hex(), content[start + length :]
+    return header, digest.hex(), slice(start + length, len(content))
 
 
 def decode_records(packed: bytes, *, name: str) -> list[Record]:

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from archive.archiver import ArchiveOptions, Archiver, InThread
-from archive.order import ArchiveOrder, ArchiveState, read_order, read_state
+from archive.order import ArchiveOrder, ArchiveState, put, read_order, read_state
 from archive.places import Place, open_place
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     NodeExistsError,
-    NoNodeError,
     SessionLostError,
     UnavailableError,
 )
 from ledgers.manager import LedgerManager
-from ledgers.store import ANY_VERSION, MetadataStore
+from ledgers.store import MetadataStore
 from ledgers.tasks import in_daemon_thread
 from replication.znodes import ClusterPaths, ensure_znode
 
@@ -143,23 +142,17 @@ class ArchiveKeeper:
                 "archive.stalled", error=error, next_step="make sure that this node can write there"
             )
         self._logged = error
-        position = None if archiver is None else archiver.position
-        base = None if archiver is None else archiver.base
         state = ArchiveState(
-            node=self.node,
-            url=order.url,
-            written_ms=self.clock.wall_ms(),
-            archived_ms=0 if archiver is None else archiver.restorable_ms,
-            checkpoint=0 if position is None else position.checkpoint,
-            number=0 if archiver is None else archiver.number or archiver.known_number,
-            base_ms=0 if base is None else base.time_ms,
-            base_record_count=None if archiver is None else archiver.base_record_count,
-            denied_count=0 if archiver is None else archiver.denied_count,
-            error=error,
-        ).to_json()
+            node=self.node, url=order.url, written_ms=self.clock.wall_ms(), error=error
+        )
+        if archiver is not None:
+            state = replace(
+                state,
+                archived_ms=archiver.restorable_ms,
+                number=archiver.number or archiver.known_number,
+                base_ms=0 if archiver.base is None else archiver.base.time_ms,
+                base_record_count=archiver.base_record_count,
+                denied_count=archiver.denied_count,
+            )
         with suppress(UnavailableError):
-            try:
-                await self.store.set(self.paths.archive_state, state, version=ANY_VERSION)
-            except NoNodeError:
-                with suppress(NodeExistsError):
-                    await self.store.create(self.paths.archive_state, state)
+            await put(self.store, self.paths.archive_state, state)

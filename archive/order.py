@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledgers.store import MetadataStore
+from ledgers.errors import NodeExistsError
+from ledgers.store import ANY_VERSION, MetadataStore
 from replication.records import Count, Record, Stored, TimeMs, read_record, read_stored
 from replication.znodes import ClusterPaths
 
@@ -39,12 +40,19 @@ class ArchiveState(Record):
     written_ms: TimeMs
     url: str = ""
     archived_ms: TimeMs = 0
-    checkpoint: Count = 0
     number: Count = 0
     base_ms: TimeMs = 0
     base_record_count: Count | None = None
     denied_count: Count = 0
     error: str = ""
+
+
+async def put(store: MetadataStore, path: str, record: Record) -> None:
+    """Create a znode, or write over it."""
+    try:
+        await store.create(path, record.to_json(), with_parents=True)
+    except NodeExistsError:
+        await store.set(path, record.to_json(), version=ANY_VERSION)
 
 
 async def read_order(store: MetadataStore, paths: ClusterPaths) -> Stored[ArchiveOrder]:

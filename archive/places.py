@@ -6,6 +6,7 @@ visible. So of two writers of an archive, one fails.
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -30,8 +31,9 @@ class TakenError(UnavailableError):
 class Place(ABC):
     """The folder of an archive. Its methods block, and raise UnavailableError."""
 
-    def prepare(self) -> None:  # noqa: B027  # an object store needs nothing
-        """Create the folder of a new archive."""
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create the folder of a new archive, or check that an object store can hold one."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -58,6 +60,11 @@ def open_place(url: str) -> Place:
     """Return the place of a URL: ``file:///PATH``, or ``s3://BUCKET/PATH`` and others. Raises
     SettingsError."""
     parts = urlsplit(url)
+    if parts.password is not None or (parts.query and parts.scheme in SCHEMES):
+        raise SettingsError(
+            f"the archive's {parts.scheme}: URL has credentials or a query, which ZooKeeper and "
+            "logs would show. Put credentials into the environment of each node instead"
+        )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise SettingsError(f"the archive's URL has no absolute path: {url}. Use file:///PATH")
@@ -153,15 +160,36 @@ class ObjectStore(Place):
         import fsspec
 
         self._files: Any
-        # Without a cache of listings, which would hide the files of another writer.
-        self._files, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        # A cache of listings would hide the files of another writer, and one of connections would
+        # keep credentials that have been corrected.
+        self._files, path = fsspec.core.url_to_fs(
+            url, use_listings_cache=False, skip_instance_cache=True
+        )
         self._path = path.rstrip("/")
+
+    def prepare(self) -> None:
+        """Check that the store refuses a second writer: some ignore the condition of a write."""
+        probe = f"probe-{uuid4().hex}"
+        self.create(probe, b"")
+        try:
+            self.create(probe, b"")
+        except TakenError:
+            return
+        finally:
+            self.delete(probe)
+        raise UnavailableError(
+            "the object store lets a second writer replace a file, so two nodes could damage the "
+            "archive. Use one with conditional writes (If-None-Match)",
+            path=self._path,
+        )
 
     def names(self) -> list[str]:
         with _errors_of(self._path):
             try:
                 found = self._files.ls(self._path, detail=False, refresh=True)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if error.__cause__ is not None:  # the store's own word: the bucket is missing
+                    raise
                 return []
             return [each.rpartition("/")[2] for each in found]
 
@@ -169,7 +197,9 @@ class ObjectStore(Place):
         with _errors_of(f"{self._path}/{name}"):
             try:
                 return bytes(self._files.cat_file(f"{self._path}/{name}"))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if error.__cause__ is not None:
+                    raise
                 return None
 
     def create(self, name: str, data: bytes) -> None:
@@ -198,6 +228,14 @@ def _errors_of(where: object) -> Iterator[None]:
         raise
     except Exception as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+            cure = "Give this process access: to the folder, or by credentials in its environment"
+        elif isinstance(error, FileNotFoundError):
+            cure = "Correct the URL, create the bucket, or mount the folder"
+        elif getattr(error, "errno", None) == errno.ENOSPC:
+            cure = "Free space there"
+        else:
+            cure = "Make sure that this host reaches the place"
         raise UnavailableError(
-            f"the archive cannot be read or written: {text}", path=str(where)
+            f"the archive cannot be read or written: {text.rstrip('.')}. {cure}", path=str(where)
         ) from error

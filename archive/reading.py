@@ -6,9 +6,8 @@ not for all ledgers.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,10 +17,13 @@ from archive.format import (
     FileKind,
     Header,
     Record,
+    block_of,
     decode_header,
     decode_records,
     file_name,
-    number_of,
+    files_of,
+    numbers_of,
+    pack_name,
 )
 from archive.places import Place
 from checkpoints.model import CheckpointId, Key
@@ -29,7 +31,7 @@ from ledgers.errors import BookmenderError, CorruptionError
 from ledgers.typed import decode_json
 
 READS_AT_ONCE: Final = 16
-"""Files that are read ahead: an object store takes tens of milliseconds for each."""
+"""An object store takes tens of milliseconds for each file."""
 
 
 class NoSuchPointError(BookmenderError):
@@ -38,25 +40,26 @@ class NoSuchPointError(BookmenderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of the archive that was read and not cut or changed. ``sha256``: hexadecimal."""
+    """A file of the archive that was read and not cut or changed. ``sha256``: hexadecimal.
+    ``name``: for errors."""
 
+    name: str
     header: Header
     sha256: str
-    byte_count: int
-    _packed: bytes = field(repr=False)
+    data: bytes = field(repr=False)
+    _records: slice
 
     @classmethod
-    def parse(cls, data: bytes, *, number: int) -> StoredFile:
+    def parse(cls, data: bytes, *, number: int, name: str) -> StoredFile:
         """Raises CorruptionError."""
-        name = file_name(number)
-        header, sha256, packed = decode_header(data, name=name)
+        header, sha256, records = decode_header(data, name=name)
         if header.number != number:
             raise CorruptionError("a file of the archive has the name of another one", name=name)
-        return cls(header=header, sha256=sha256, byte_count=len(data), _packed=packed)
+        return cls(name=name, header=header, sha256=sha256, data=data, _records=records)
 
     def records(self) -> list[Record]:
         """Raises CorruptionError."""
-        return decode_records(self._packed, name=file_name(self.header.number))
+        return decode_records(self.data[self._records], name=self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,42 +78,63 @@ class Archive:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of all files, ascending."""
-        found = (number_of(name) for name in self._place.names())
-        return sorted(number for number in found if number is not None)
+    def stored(self) -> list[tuple[range, str]]:
+        """Return the numbers and the name of each file and pack, ascending."""
+        found = ((numbers_of(name), name) for name in self._place.names())
+        return sorted((each for each in found if each[0]), key=lambda each: each[0].start)
+
+    def numbers(self) -> range:
+        """Return the numbers of the files from the first to the last."""
+        stored = self.stored()
+        if not stored:
+            return range(0)
+        return range(stored[0][0].start, max(numbers.stop for numbers, _ in stored))
 
     def file(self, number: int) -> StoredFile:
         """Raises CorruptionError, also if the file is missing."""
-        data = self._place.read(file_name(number))
-        if data is None:
-            raise CorruptionError("a file of the archive is missing", name=file_name(number))
-        return StoredFile.parse(data, number=number)
+        packed = self._pack(block_of(number))
+        return packed[number] if packed else self._unpacked(number)
 
     def files(self, first: int, last: int) -> Iterator[StoredFile]:
         """Yield these files in order, both ends inclusive. Raises CorruptionError if one is
         missing, or does not follow the one before it."""
         previous: str | None = None
-        numbers = iter(range(first, last + 1))
+        for stored in self._read(first, last):
+            if previous not in (None, stored.header.previous):
+                raise CorruptionError(
+                    "a file of the archive does not follow the one before it", name=stored.name
+                )
+            previous = stored.sha256
+            yield stored
+
+    def _read(self, first: int, last: int) -> Iterator[StoredFile]:
         with ThreadPoolExecutor(READS_AT_ONCE, "archive") as pool:
-            reading: deque[Future[StoredFile]] = deque()
-            try:
-                for number in numbers:
-                    reading.append(pool.submit(self.file, number))
-                    if len(reading) < READS_AT_ONCE and number < last:
-                        continue
-                    while reading and (len(reading) == READS_AT_ONCE or number == last):
-                        stored = reading.popleft().result()
-                        if previous not in (None, stored.header.previous):
-                            raise CorruptionError(
-                                "a file of the archive does not follow the one before it",
-                                name=file_name(stored.header.number),
-                            )
-                        previous = stored.sha256
-                        yield stored
-            finally:
-                for each in reading:
-                    each.cancel()
+            for block in range(block_of(first), block_of(last) + 1):
+                numbers = [n for n in files_of(block) if first <= n <= last]
+                if packed := self._pack(block):
+                    yield from map(packed.__getitem__, numbers)
+                    continue
+                for start in range(0, len(numbers), READS_AT_ONCE):
+                    yield from pool.map(self._unpacked, numbers[start : start + READS_AT_ONCE])
+
+    def _unpacked(self, number: int) -> StoredFile:
+        name, block = file_name(number), block_of(number)
+        if (data := self._place.read(name)) is not None:
+            return StoredFile.parse(data, number=number, name=name)
+        if packed := self._pack(block):  # since then
+            return packed[number]
+        raise CorruptionError("a file of the archive is missing", name=name, pack=pack_name(block))
+
+    def _pack(self, block: int) -> dict[int, StoredFile] | None:
+        """Return the files of a pack, by number; None if there is no such pack."""
+        name, numbers = pack_name(block), files_of(block)
+        if (data := self._place.read(name)) is None:
+            return None
+        files = StoredFile.parse(data, number=numbers[0], name=name).records()
+        return {
+            number: StoredFile.parse(each.data or b"", number=number, name=name)
+            for number, each in zip(numbers, files, strict=True)
+        }
 
     def head(self) -> StoredFile | None:
         """Return the last file; None if the archive is empty."""

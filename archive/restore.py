@@ -205,13 +205,15 @@ class Restore:
         something else is in the tree, CorruptionError, UnavailableError."""
         await self.check()
         await self._put_marker()
+        await self.check()  # of two restores that begin at once, only one has written the marker
         await self._put(self._paths.disable, b"")
         await self._write_ledgers()
         await self._write_orders()
         await self._advance_ids()
         await self._renew_feed()
         await self._let_bookies_start()
-        await self.store.delete(self._marker)
+        with suppress(NoNodeError):  # of two restores, the other one was faster
+            await self.store.delete(self._marker)
 
     async def check(self) -> None:
         """Raise RestoreRefusedError unless the tree is empty, or has what this restore began."""
@@ -250,7 +252,13 @@ class Restore:
             names = RESTORING.split("/")
             paths = [f"{self.root}/{'/'.join(names[: i + 1])}" for i in range(len(names))]
             parents = [Create(path=path) for path in paths[:-1]]
-            await self.store.multi([*parents, Create(path=self._marker, data=self._marker_data)])
+            try:
+                await self.store.multi(
+                    [*parents, Create(path=self._marker, data=self._marker_data)]
+                )
+            except MultiFailed as failure:
+                if not isinstance(failure.cause, NodeExistsError):
+                    raise failure.cause from failure
 
     # --- Ledgers ----------------------------------------------------------------------------------
 

@@ -9,23 +9,29 @@ import asyncio
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import click
+from msgspec.structs import replace
 
+from archive.format import Record
 from archive.order import RETENTION_DEFAULT_S
 from archive.places import Place, open_place
-from archive.reading import Point
-from archive.restore import Clone
+from archive.reading import Archive, Point
+from archive.restore import Clone, live_ledgers, plan_restore
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
 from daemon.cli.feed import confirm_deletion
 from daemon.cli.main import EXIT_FAILED, CommandGroup, F, LedgerId, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.logs import set_up_logs
+from daemon.operations import archive_rehearsal
 from daemon.operations.archive import (
     ArchiveDone,
     ArchiveStatus,
@@ -35,28 +41,24 @@ from daemon.operations.archive import (
     read_archive,
 )
 from daemon.operations.archive_restore import (
-    ArchiveDifference,
     ArchivePoint,
+    OnProgress,
     RestoreSummary,
-    compare_live,
-    compare_points,
+    compare,
     find_point,
     forget,
-    plan_of,
     restore_cluster,
     restore_one,
     summary,
     url_of,
     verify,
 )
-from daemon.settings import Settings
+from daemon.settings import LogSettings, Settings
 from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
-
-T = TypeVar("T")
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -110,8 +112,12 @@ def _open(config: Path | None, url: str | None) -> tuple[Settings, Place]:
     return settings, open_place(asyncio.run(url_of(settings, url)))
 
 
-def _point(place: Place, at: tuple[int, bool] | None) -> Point:
-    return find_point(place, None) if at is None else find_point(place, at[0], is_time=at[1])
+def _place(config: Path | None, url: str | None) -> Place:
+    """Open the archive. A host without settings can do so by its URL."""
+    if url is None:
+        return _open(config, url)[1]
+    set_up_logs(LogSettings(level="error"))
+    return open_place(url)
 
 
 @click.group(cls=CommandGroup)
@@ -219,17 +225,19 @@ def compact(config: Path | None, output: str) -> None:
 
 
 @archive.command(name="verify")
+@click.option(
+    "--rehearse", is_flag=True, help="Restore the newest point into a scratch ZooKeeper, too."
+)
 @from_option
 @cluster_options
-def verify_command(url: str | None, config: Path | None, output: str) -> None:
-    """Read the archive completely. Exit code 1: it is damaged."""
-    _, place = _open(config, url)
-    with click.progressbar(length=1, file=sys.stderr, label="Reading") as bar:
+def verify_command(rehearse: bool, url: str | None, config: Path | None, output: str) -> None:
+    """Read the archive completely. Exit code 1: it is damaged.
 
-        def progress(done: int, count: int) -> None:
-            bar.length = count
-            bar.update(done - bar.pos)
-
+    --rehearse also starts a ZooKeeper on this host, restores into it, compares all bytes, and
+    removes it. It needs Java.
+    """
+    place = _place(config, url)
+    with _progress("Reading") as progress:
         found = verify(place, on_progress=progress)
     lines = [
         f"No damage: {counted(found.file_count, 'file')}, {size_text(found.byte_count)}, "
@@ -240,7 +248,35 @@ def verify_command(url: str | None, config: Path | None, output: str) -> None:
     else:
         lines.append("It has no complete state yet.")
     lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
+    if rehearse:
+        with _progress("Restoring") as progress:
+            tried = archive_rehearsal.rehearse(
+                place, tell=lambda text: echo_notes([text]), on_progress=progress
+            )
+        found = replace(found, rehearsal=tried)
+        if tried.different:
+            count = counted(len(tried.different), "difference")
+            lines.append(f"REHEARSAL FAILED: {count}, such as {', '.join(tried.different[:5])}.")
+        else:
+            lines.append(
+                f"Rehearsal succeeded: {counted(tried.ledger_count, 'ledger')} and "
+                f"{counted(tried.cookie_count, 'cookie')} were restored in {tried.duration_s:g} s, "
+                "and are equal byte for byte."
+            )
     echo(output, found, "\n".join(lines))
+    sys.exit(EXIT_FAILED if found.rehearsal and found.rehearsal.different else 0)
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[OnProgress]:
+    """Show a bar for the block. Yields what sets it: the number done, and that of all."""
+    with click.progressbar(length=1, file=sys.stderr, label=label) as bar:
+
+        def progress(done: int, count: int) -> None:
+            bar.length = count
+            bar.update(done - bar.pos)
+
+        yield progress
 
 
 @archive.command(name="forget")
@@ -278,19 +314,18 @@ def diff(
     """
     if live and after is not None:
         raise click.UsageError("--live needs one moment.")
-    _, place = _open(config, url)
-    first = _point(place, before)
+    place = _place(config, url)
+    first = find_point(place, before)
+    later: Point | list[Record]
     if live:
-        found = run_in_session(config, lambda cluster: compare_live(cluster, place, first))
+        later = run_in_session(config, lambda each: live_ledgers(each.store, each.manager))
     else:
-        found = compare_points(place, first, _point(place, after))
-    echo(output, found, "\n".join(_difference_lines(found)))
-
-
-def _difference_lines(found: ArchiveDifference) -> list[str]:
+        later = find_point(place, after)
+    found = compare(place, first, later)
     until = "now" if found.after is None else _at(found.after)
     lines = [f"{each.change}  ledger {each.ledger_id}" for each in found.ledgers]
-    return [*lines, f"{counted(len(lines), 'ledger')} from {_at(found.before)} to {until}."]
+    lines.append(f"{counted(len(lines), 'ledger')} from {_at(found.before)} to {until}.")
+    echo(output, found, "\n".join(lines))
 
 
 # --- Restoring ------------------------------------------------------------------------------------
@@ -311,8 +346,8 @@ def restore() -> None:
 @cluster_options
 def plan(url: str | None, at: tuple[int, bool] | None, config: Path | None, output: str) -> None:
     """Show what a restore of a whole cluster writes, and how old it is. Needs no ZooKeeper."""
-    _, place = _open(config, url)
-    found = summary(place, plan_of(place, _point(place, at)))
+    place = _place(config, url)
+    found = summary(place, plan_restore(Archive(place), find_point(place, at)))
     echo(output, found, "\n".join(_plan_lines(found)))
 
 
@@ -336,16 +371,14 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
 
 @restore.command(name="cluster")
 @restore_options
-def cluster_command(
-    url: str | None, at: tuple[int, bool] | None, yes: bool, config: Path | None, output: str
-) -> None:
+def cluster_command(**given: Any) -> None:
     """Restore all metadata into a ZooKeeper that has lost it.
 
     Bookies must be stopped, and the ledgers root must not exist. After a kill, run it again.
     Auto-recovery is disabled afterwards: start the bookies, check the data (bookmender fsck run),
     and only then: bookmender enable.
     """
-    _restore(url, at, config, output, acts=yes, clone=None)
+    _restore(**given, clone=None)
 
 
 @restore.command()
@@ -357,14 +390,7 @@ def cluster_command(
     help="The id of a bookie in the clone. May be repeated.",
 )
 @restore_options
-def clone(
-    pairs: tuple[str, ...],
-    url: str | None,
-    at: tuple[int, bool] | None,
-    yes: bool,
-    config: Path | None,
-    output: str,
-) -> None:
+def clone(pairs: tuple[str, ...], **given: Any) -> None:
     """Restore the metadata as another cluster, with other bookies and another instance id.
 
     Cookies, orders and included znodes are left out.
@@ -375,38 +401,30 @@ def clone(
         if not (old and equals and new):
             raise click.UsageError(f"--bookie needs OLD=NEW, not {pair!r}.")
         bookies[BookieId(old)] = BookieId(new)
-    _restore(
-        url, at, config, output, acts=yes, clone=Clone(instance_id=str(uuid4()), bookies=bookies)
-    )
+    _restore(**given, clone=Clone(instance_id=str(uuid4()), bookies=bookies))
 
 
 def _restore(
+    *,
     url: str | None,
     at: tuple[int, bool] | None,
+    yes: bool,
     config: Path | None,
     output: str,
-    *,
-    acts: bool,
     clone: Clone | None,
 ) -> None:
     if url is None:
         raise click.UsageError("Name the archive: --from URL")
     settings, place = _open(config, url)
-    planned = plan_of(place, _point(place, at))
-    if not acts:
+    planned = plan_restore(Archive(place), find_point(place, at))
+    if not yes:
         asyncio.run(restore_cluster(settings, place, planned, clone=clone, only_check=True))
         found = summary(place, planned)
         lines = [*_plan_lines(found), "Nothing stands against it. --yes restores it."]
         echo(output, found, "\n".join(lines))
         return
-    with click.progressbar(length=planned.ledger_count, file=sys.stderr, label="Ledgers") as bar:
-        restoring = restore_cluster(
-            settings,
-            place,
-            planned,
-            clone=clone,
-            on_progress=lambda count: bar.update(count - bar.pos),
-        )
+    with _progress("Ledgers") as progress:
+        restoring = restore_cluster(settings, place, planned, clone=clone, on_progress=progress)
         asyncio.run(restoring)
     found = summary(place, planned, is_done=True)
     text = (
@@ -436,7 +454,7 @@ def ledger_command(
     restoring = restore_one(
         settings,
         place,
-        _point(place, at),
+        find_point(place, at),
         ledger_id,
         acts=yes,
         tell=lambda text: echo_notes([text]),

@@ -10,7 +10,8 @@ call it and print.
   write the metadata of one ledger.
 - ``history`` reads what happened.
 - ``feed`` shows, enables and disables the change feed, and shows its clients.
-- ``archive`` orders and shows the archive of all metadata, ``archive_restore`` restores it.
+- ``archive`` orders and shows the archive of all metadata, ``archive_restore`` restores it,
+  ``archive_rehearsal`` into a scratch ZooKeeper.
 - ``bookies`` lists bookies; ``drains``, ``maintenance``, ``decommission`` and ``identities`` order
   what happens to one. ``holds``, ``checks``, ``limits``, ``switch`` and ``mutes`` concern the whole
   cluster.

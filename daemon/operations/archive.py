@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from archive.order import RETENTION_DEFAULT_S, ArchiveOrder, read_order, read_state
+from archive.order import (
+    RETENTION_DEFAULT_S,
+    ArchiveOrder,
+    ArchiveState,
+    put,
+    read_order,
+    read_state,
+)
 from archive.places import open_place
 from checkpoints.chain import read_chain
 from daemon.admin_session import AdminSession, order_event
 from daemon.answers import Answer
 from daemon.words import printable
 from ledgers.clock import Clock
-from ledgers.errors import NodeExistsError, NoNodeError, RejectedError
-from ledgers.store import ANY_VERSION, MetadataStore
-from replication.znodes import ensure_znode
+from ledgers.errors import NoNodeError, RejectedError
 
 BEHIND_S = 60.0
 """An archive is behind if it lacks changes that are older. For so long another node may need to
@@ -78,6 +83,7 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
     if order is None:
         return ArchiveStatus(is_enabled=False)
     state = await read_state(cluster.store, cluster.paths, order)
+    state = state or ArchiveState(node="", written_ms=0)
     try:
         data, _ = await cluster.store.get(cluster.paths.archiver)
         node = data.decode(errors="replace")
@@ -86,23 +92,22 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
     chain = (await read_chain(cluster.store, cluster.paths)).value
     is_feed_on = chain is not None and chain.is_enabled
     stall = "" if is_feed_on else "feed-off"
-    seen_ms = order.since_ms if state is None else max(order.since_ms, state.written_ms)
+    seen_ms = max(order.since_ms, state.written_ms)
     if is_feed_on and node is None and now_ms - seen_ms > BEHIND_S * 1000:
         stall = "no-node"
-    archived_ms = None if state is None else state.archived_ms or None
     return ArchiveStatus(
         is_enabled=True,
         url=order.url,
         includes=order.includes,
         retention_s=order.retention_s,
         node=node,
-        archived_ms=archived_ms,
-        lag_s=max(0, now_ms - (archived_ms or order.since_ms)) / 1000,
-        base_ms=None if state is None else state.base_ms or None,
-        base_record_count=None if state is None else state.base_record_count,
-        number=0 if state is None else state.number,
-        denied_count=0 if state is None else state.denied_count,
-        error="" if state is None else state.error,
+        archived_ms=state.archived_ms or None,
+        lag_s=max(0, now_ms - (state.archived_ms or order.since_ms)) / 1000,
+        base_ms=state.base_ms or None,
+        base_record_count=state.base_record_count,
+        number=state.number,
+        denied_count=state.denied_count,
+        error=state.error,
         stall=stall,
     )
 
@@ -134,7 +139,7 @@ async def enable_archive(
         retention_s=retention_s,
         base_ordered_ms=before.base_ordered_ms if before else 0,
     )
-    await _put_order(cluster.store, cluster.paths.archive, order)
+    await put(cluster.store, cluster.paths.archive, order)
     await cluster.note_order(order_event("archive enable"))
     return await read_archive(cluster, now_ms=clock.wall_ms())
 
@@ -145,15 +150,7 @@ async def order_base(cluster: AdminSession, *, clock: Clock) -> None:
     if before is None:
         raise RejectedError("nothing is archived. First: bookmender archive enable --to URL")
     order = replace(before, base_ordered_ms=clock.wall_ms())
-    await _put_order(cluster.store, cluster.paths.archive, order)
-
-
-async def _put_order(store: MetadataStore, path: str, order: ArchiveOrder) -> None:
-    await ensure_znode(store, path.rpartition("/")[0])
-    try:
-        await store.create(path, order.to_json())
-    except NodeExistsError:
-        await store.set(path, order.to_json(), version=ANY_VERSION)
+    await put(cluster.store, cluster.paths.archive, order)
 
 
 async def disable_archive(cluster: AdminSession) -> bool:

@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from archive.format import LATEST, FileKind, Header, file_name
+from archive.format import LATEST, FileKind, Header, Record
 from archive.order import read_order
 from archive.places import Place
 from archive.reading import Archive, Point
-from archive.restore import (
-    Clone,
-    Difference,
-    Restore,
-    RestorePlan,
-    differences,
-    live_ledgers,
-    plan_restore,
-)
+from archive.restore import Clone, Restore, RestorePlan, differences
 from checkpoints.model import ledger_id_of
-from daemon.admin_session import AdminSession, admin_session, order_event, writing_session
+from daemon.admin_session import admin_session, order_event, writing_session
 from daemon.answers import Answer
 from daemon.operations.restore import look_before_restoring, restore_ledger
 from daemon.settings import Settings
@@ -28,6 +20,8 @@ from ledgers.clock import SystemClock
 from ledgers.errors import CorruptionError, NoNodeError, RejectedError, SettingsError
 from replication.by_hand import Tell
 from replication.journal import JournalRecord
+
+OnProgress = Callable[[int, int], None]
 
 
 async def url_of(settings: Settings, given: str | None) -> str:
@@ -63,6 +57,17 @@ class ArchivePoint(Answer, frozen=True, kw_only=True):
         )
 
 
+class Rehearsed(Answer, frozen=True, kw_only=True):
+    """A restore of the newest point into a scratch ZooKeeper."""
+
+    ledger_count: int
+    cookie_count: int
+    duration_s: float
+    """Of the restore alone."""
+    different: list[str]
+    """Ledgers and znodes that are not there byte for byte; empty: the rehearsal succeeded."""
+
+
 class Verified(Answer, frozen=True, kw_only=True):
     """A complete reading of an archive that found no damage."""
 
@@ -77,9 +82,11 @@ class Verified(Answer, frozen=True, kw_only=True):
     """Up to this time nothing changed after ``last``; 0: unknown, or something did."""
     gaps: tuple[int, ...]
     """Times after which changes are missing until the next base."""
+    rehearsal: Rehearsed | None = None
+    """null: none was asked for."""
 
 
-def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified:
+def verify(place: Place, *, on_progress: OnProgress) -> Verified:
     """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
     number of all. Raises CorruptionError."""
     archive = Archive(place)
@@ -90,18 +97,14 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
     gaps: list[int] = []
     for stored in archive.files(numbers[0], numbers[-1]) if numbers else ():
         header = stored.header
-        byte_count += stored.byte_count
+        byte_count += len(stored.data)
         record_count += len(stored.records())
         if header.kind is FileKind.BASE:
             base_count += 1
             if header.first_page >= numbers[0]:
                 first = first or header
         elif header.kind is FileKind.SEGMENT:
-            is_gap = end is not None and (end.generation, end.end) != (
-                header.generation,
-                header.begin,
-            )
-            if is_gap and end is not None:
+            if end and (end.generation, end.end) != (header.generation, header.begin):
                 gaps.append(end.time_ms)
             end = header
         on_progress(header.number - numbers[0] + 1, len(numbers))
@@ -122,20 +125,20 @@ def verify(place: Place, *, on_progress: Callable[[int, int], None]) -> Verified
 
 def forget(place: Place) -> int:
     """Delete all files of an archive, the oldest first. It blocks. Return their number."""
-    archive = Archive(place)
-    numbers = archive.numbers()
-    for number in numbers:
-        place.delete(file_name(number))
-    place.delete(LATEST)
-    return len(numbers)
+    names = [name for _, name in Archive(place).stored()]
+    for name in [*names, LATEST]:
+        place.delete(name)
+    return len(names)
 
 
-def find_point(place: Place, at: int | None, *, is_time: bool = True) -> Point:
-    """Return the point at a time or checkpoint; None: the newest, exact or not. It blocks."""
+def find_point(place: Place, at: tuple[int, bool] | None) -> Point:
+    """Return the last point that is not after ``at``: a time in milliseconds and True, or a
+    checkpoint and False. None: the newest, exact or not. It blocks."""
     archive = Archive(place)
     if at is None:
         return archive.point(is_exact=False)
-    return archive.point(time_ms=at) if is_time else archive.point(checkpoint=at)
+    moment, is_time = at
+    return archive.point(time_ms=moment) if is_time else archive.point(checkpoint=moment)
 
 
 class ChangedLedger(Answer, frozen=True, kw_only=True):
@@ -144,19 +147,6 @@ class ChangedLedger(Answer, frozen=True, kw_only=True):
     ledger_id: int
     change: str
     """``created``, ``changed`` or ``deleted``."""
-
-    @classmethod
-    def of(cls, each: Difference) -> ChangedLedger | None:
-        """Return None if the object is no ledger."""
-        ledger_id = ledger_id_of(each.key)
-        if ledger_id is None:
-            return None
-        change = "changed"
-        if each.before is None:
-            change = "created"
-        elif each.after is None:
-            change = "deleted"
-        return cls(ledger_id=ledger_id, change=change)
 
 
 class ArchiveDifference(Answer, frozen=True, kw_only=True):
@@ -168,31 +158,23 @@ class ArchiveDifference(Answer, frozen=True, kw_only=True):
     ledgers: list[ChangedLedger]
 
 
-def _difference(before: Point, after: Point | None, found: list[Difference]) -> ArchiveDifference:
-    ledgers = [told for each in found if (told := ChangedLedger.of(each)) is not None]
+def compare(place: Place, before: Point, after: Point | list[Record]) -> ArchiveDifference:
+    """Compare a point with another one, or with the ledgers that ZooKeeper has. It blocks. Raises
+    CorruptionError."""
+    archive = Archive(place)
+    later = archive.state(after) if isinstance(after, Point) else after
+    ledgers = []
+    for each in differences(archive.state(before), later):
+        if (ledger_id := ledger_id_of(each.key)) is not None:
+            change = (
+                "deleted" if each.after is None else "created" if each.before is None else "changed"
+            )
+            ledgers.append(ChangedLedger(ledger_id=ledger_id, change=change))
     return ArchiveDifference(
         before=ArchivePoint.of(before.header),
-        after=None if after is None else ArchivePoint.of(after.header),
+        after=ArchivePoint.of(after.header) if isinstance(after, Point) else None,
         ledgers=sorted(ledgers, key=lambda each: each.ledger_id),
     )
-
-
-def compare_points(place: Place, before: Point, after: Point) -> ArchiveDifference:
-    """It blocks. Raises CorruptionError."""
-    archive = Archive(place)
-    found = list(differences(archive.state(before), archive.state(after)))
-    return _difference(before, after, found)
-
-
-async def compare_live(cluster: AdminSession, place: Place, before: Point) -> ArchiveDifference:
-    """Compare a point with ZooKeeper. Raises CorruptionError, UnavailableError."""
-    live = await live_ledgers(cluster.store, cluster.manager)
-
-    def compare() -> list[Difference]:
-        known = (r for r in Archive(place).state(before) if r.ledger_id is not None)
-        return list(differences(known, live))
-
-    return _difference(before, None, await asyncio.to_thread(compare))
 
 
 # --- Restoring ------------------------------------------------------------------------------------
@@ -236,11 +218,6 @@ def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> Restor
     )
 
 
-def plan_of(place: Place, point: Point) -> RestorePlan:
-    """Return what a restore of this point writes. It blocks. Raises CorruptionError."""
-    return plan_restore(Archive(place), point)
-
-
 async def restore_cluster(
     settings: Settings,
     place: Place,
@@ -248,10 +225,11 @@ async def restore_cluster(
     *,
     clone: Clone | None = None,
     only_check: bool = False,
-    on_progress: Callable[[int], None] = lambda count: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> None:
     """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
-    stands against it. Raises what ``Restore.run`` raises."""
+    stands against it. ``on_progress``: called with the ledgers that are written, and all. Raises
+    what ``Restore.run`` raises."""
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -263,7 +241,7 @@ async def restore_cluster(
             plan=plan,
             clock=SystemClock(),
             clone=clone,
-            on_progress=on_progress,
+            on_progress=lambda count: on_progress(count, plan.ledger_count),
         )
         await (restore.check() if only_check else restore.run())
 
@@ -273,14 +251,9 @@ async def restore_one(
 ) -> str:
     """Give a ledger the metadata that it had, and return what was done. Raises RejectedError,
     RestoreRefusedError if copies may be missing."""
-
-    def find() -> bytes | None:
-        for record in Archive(place).state(point):
-            if record.ledger_id == ledger_id:
-                return record.data
-        return None
-
-    archived = await asyncio.to_thread(find)
+    records = Archive(place).state(point)
+    found = (record.data for record in records if record.ledger_id == ledger_id)
+    archived = await asyncio.to_thread(lambda: next(found, None))
     if archived is None:
         raise RejectedError(f"ledger {ledger_id} did not exist then")
     async with writing_session(settings) as ours:
@@ -302,5 +275,5 @@ async def restore_one(
         )
     if acts:
         return (await restore_ledger(settings, record, is_forced=False, tell=tell)).result
-    found = await look_before_restoring(settings, record, tell=tell)
-    return "; ".join([*found.doubts, found.result])
+    look = await look_before_restoring(settings, record, tell=tell)
+    return "; ".join([*look.doubts, look.result])

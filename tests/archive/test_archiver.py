@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 import archive.archiver
+import archive.format
 import archive.reading
 from archive.archiver import (
     CHECK_S,
@@ -20,10 +22,20 @@ from archive.archiver import (
     Archiver,
     FeedDisabledError,
 )
-from archive.format import FileKind
-from archive.places import TakenError
+from archive.format import (
+    FileKind,
+    block_of,
+    decode_header,
+    decode_records,
+    encode_file,
+    file_name,
+    numbers_of,
+    pack_name,
+)
+from archive.places import TakenError, open_place
 from archive.reading import Archive, NoSuchPointError
 from checkpoints.leader_state import FeedSettings
+from daemon.operations.archive_restore import verify
 from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError, UnavailableError
 from tests.archive.places import MemoryPlace, at_once
@@ -39,7 +51,7 @@ class Recorded(FeedCluster):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.place = MemoryPlace()
+        self.place: Any = MemoryPlace()
         self.checks_each_round = False
         self.states: list[tuple[int, Metadata]] = []
         apply = self.tree.apply
@@ -172,6 +184,7 @@ async def live(cluster: Recorded, random: Random, steps: int) -> None:
 def small_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive.archiver, "CHANGES_OF_BASE_LEAST", 30)
     monkeypatch.setattr(archive.archiver, "PAGE_RECORDS", 7)
+    monkeypatch.setattr(archive.format, "FILES_OF_PACK", 4)
     monkeypatch.setattr(archive.reading, "READS_AT_ONCE", 1)
 
 
@@ -207,6 +220,91 @@ def test_an_archive_goes_on_after_any_failure(seed: int) -> None:
             cluster.place.fault = lambda method, name: False
             async with cluster.archiver():
                 await cluster.wait_archived()
+
+        assert assert_points_are_right(cluster) > 0
+
+    run(scenario())
+
+
+class KilledError(Exception):
+    """The process of the archiver ended here."""
+
+
+def test_an_archiver_may_be_killed_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is a change of the place, before or after which the process ends."""
+    monkeypatch.setattr(archive.archiver, "CHANGES_OF_BASE_LEAST", 6)
+    calls = list[str]()
+
+    async def scenario(killed_at: int) -> bool:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        calls.clear()
+
+        def kills(method: str, name: str) -> bool:
+            if method not in ("names", "read"):
+                calls.append(method)
+            if len(calls) > killed_at:
+                raise KilledError(method, name)
+            return False
+
+        is_killed = False
+        cluster.place.fault = kills
+        async with cluster.leader():
+            try:
+                async with cluster.archiver(retention_s=4):
+                    await live(cluster, Random(1), 40)
+            except KilledError:
+                is_killed = True
+            cluster.place.fault = lambda method, name: False
+            async with cluster.archiver():
+                await cluster.wait_archived()
+                await cluster.clock.sleep(5)
+
+        assert assert_points_are_right(cluster) > 0
+        stored = Archive(cluster.place).stored()
+        packs = {block_of(numbers.start) for numbers, _ in stored if len(numbers) > 1}
+        singles = {block_of(numbers.start) for numbers, _ in stored if len(numbers) == 1}
+        assert not packs & singles
+        return is_killed
+
+    killed_at = 0
+    while run(scenario(killed_at)):
+        killed_at += 1
+    assert set(calls) == {"prepare", "create", "created", "replace", "delete"}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first base", "later base"])
+def test_the_leader_may_change_while_a_base_is_written(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive.archiver, "PAGE_RECORDS", 2)
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        for _ in range(20):
+            await cluster.create()
+        leader = cluster.start_leader()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            if not is_first:
+                await cluster.wait_archived()
+            has_begun = asyncio.Event()
+
+            def look(method: str, name: str) -> bool:
+                if archiver.base_record_count:
+                    has_begun.set()
+                return False
+
+            cluster.place.fault = look
+            living = asyncio.create_task(live(cluster, Random(1), 60))
+            await has_begun.wait()
+            before = archiver.base
+            await cluster.stop_leader(leader)
+            await living
+            await cluster.wait_archived()
+            assert before is not archiver.base
 
         assert assert_points_are_right(cluster) > 0
 
@@ -281,9 +379,12 @@ def test_a_deleted_archive_is_noticed_and_begins_again_only_on_order() -> None:
     run(scenario())
 
 
-def test_of_two_archivers_one_ends() -> None:
+@pytest.mark.parametrize("place", ["memory", "s3"])
+def test_of_two_archivers_one_ends(place: str, request: pytest.FixtureRequest) -> None:
     async def scenario() -> None:
         cluster = Recorded()
+        if place == "s3":
+            cluster.place = open_place(request.getfixturevalue("s3").new_url())
         await cluster.prepare()
         await cluster.enable()
         async with cluster.leader(), cluster.archiver():
@@ -303,13 +404,79 @@ def test_of_two_archivers_one_ends() -> None:
                 on_round=nothing,
                 in_thread=at_once,
             )
-            living = asyncio.create_task(live(cluster, Random(1), 200))
+            living = asyncio.create_task(live(cluster, Random(1), 60))
             with pytest.raises(TakenError):
                 await second.run()
             await living
             await cluster.wait_archived()
 
         assert_points_are_right(cluster)
+
+    run(scenario())
+
+
+def test_old_files_are_packed_and_nothing_else_changes() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        written = dict[str, bytes]()
+        create = cluster.place.create
+
+        def kept(name: str, data: bytes) -> None:
+            create(name, data)
+            written[name] = data
+
+        cluster.place.create = kept
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 300)
+            await cluster.wait_archived()
+
+        reading = Archive(cluster.place)
+        assert archiver.number > 5 * 4
+        assert len(reading.stored()) <= archiver.number / 4 + 2 * 4
+        singles = {name: data for name, data in written.items() if len(numbers_of(name)) == 1}
+        files = reading.files(1, archiver.number)
+        assert [stored.data for stored in files] == [data for _, data in sorted(singles.items())]
+        assert assert_points_are_right(cluster) > 10
+
+    run(scenario())
+
+
+def test_large_files_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive.archiver, "PACK_BYTES_MAX", 0)
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 100)
+            await cluster.wait_archived()
+
+        assert len(Archive(cluster.place).stored()) == archiver.number > 2 * 4
+
+    run(scenario())
+
+
+def test_a_file_beside_its_pack_does_not_count() -> None:
+    """Two can leave one: an archiver that is killed, and one that was suspended for long."""
+
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader():
+            async with cluster.archiver():
+                await live(cluster, Random(1), 100)
+                await cluster.wait_archived()
+            cluster.place.create("000000000003.bma", b"of another writer")
+            async with cluster.archiver():
+                await live(cluster, Random(1), 10)
+                await cluster.wait_archived()
+
+        assert assert_points_are_right(cluster) > 0
+        assert "000000000003.bma" not in cluster.place.files
 
     run(scenario())
 
@@ -329,7 +496,7 @@ def test_points_older_than_the_retention_are_deleted() -> None:
         oldest = [*reading.bases()][-1]
         age_s = (cluster.clock.wall_ms() - oldest.time_ms) / 1000
         assert 60 <= age_s < 2 * 60
-        assert reading.numbers()[0] == oldest.first_page
+        assert block_of(reading.numbers()[0]) == block_of(oldest.first_page)
         with pytest.raises(NoSuchPointError):
             reading.point(time_ms=oldest.time_ms - 1)
 
@@ -372,24 +539,37 @@ DAMAGE: dict[str, Callable[[dict[str, bytes], str], Any]] = {
     "missing": lambda files, name: files.pop(name),
     "cut": lambda files, name: files.update({name: files[name][:-1]}),
     "changed": lambda files, name: files.update({name: files[name][:40] + b"?" + files[name][41:]}),
-    "another one": lambda files, name: files.update({name: files["000000000001.bma"]}),
+    "another one": lambda files, name: files.update({name: files[max(files)]}),
+    "of another chain": lambda files, name: files.update({name: in_another_chain(files[name])}),
 }
 
 
+def in_another_chain(data: bytes) -> bytes:
+    header, _, records = decode_header(data, name="")
+    other = msgspec.structs.replace(header, previous="0" * 64)
+    return encode_file(other, decode_records(data[records], name=""))
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_found(damage: str) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
+    if damage == "of another chain" and is_packed:
+        return  # a pack is in no chain
+
     async def scenario() -> None:
         cluster = Recorded()
         await cluster.prepare()
         await cluster.enable()
-        async with cluster.leader(), cluster.archiver():
-            await live(cluster, Random(1), 20)
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await live(cluster, Random(1), 100)
             await cluster.wait_archived()
-        reading = Archive(cluster.place)
-        numbers = reading.numbers()
-        DAMAGE[damage](cluster.place.files, f"{numbers[-2]:012d}.bma")
+        name = file_name(archiver.number - 1)
+        if is_packed:
+            name = pack_name(1)
+        DAMAGE[damage](cluster.place.files, name)
 
-        with pytest.raises(CorruptionError):
-            list(reading.files(numbers[0], numbers[-1]))
+        with pytest.raises(CorruptionError) as caught:
+            verify(cluster.place, on_progress=lambda done, count: None)
+        assert name in str(caught.value.context)
 
     run(scenario())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
 
+from archive.format import file_name
 from archive.reading import Archive
 from archive.restore import Clone, Restore, RestoreRefusedError, differences, plan_restore
 from checkpoints.chain import read_chain
@@ -18,7 +20,7 @@ from ledgers.model import BookieId
 from replication.orders import OrderStore
 from replication.znodes import ClusterPaths
 from tests.archive.places import at_once
-from tests.archive.test_archiver import Recorded, ledgers_of, live
+from tests.archive.test_archiver import DAMAGE, Recorded, ledgers_of, live
 from tests.checkpoints.feed_cluster import BOOKIES, PATHS, ROOT
 from tests.memory.store import MemoryStore, MemoryTree
 from tests.virtual_time import LoopClock, run
@@ -211,16 +213,67 @@ def test_a_clone_names_other_bookies_and_another_cluster() -> None:
     run(scenario())
 
 
-def test_a_damaged_archive_is_not_restored() -> None:
+@pytest.mark.parametrize("damage", [each for each in DAMAGE if each != "of another chain"])
+def test_a_damaged_archive_is_not_planned(damage: str) -> None:
     async def scenario() -> None:
         cluster = await archived()
         reading = Archive(cluster.place)
         point = reading.point()
-        name = f"{point.base.first_page:012d}.bma"
-        cluster.place.files[name] = cluster.place.files[name][:-1]
+        name = file_name(point.base.first_page)
+        DAMAGE[damage](cluster.place.files, name)
 
-        with pytest.raises(CorruptionError):
+        with pytest.raises(CorruptionError) as caught:
             plan_restore(reading, point)
+        assert caught.value.context["name"] == name
+
+    run(scenario())
+
+
+def test_an_archive_that_is_damaged_during_a_restore_lets_no_bookie_start() -> None:
+    async def scenario() -> None:
+        cluster = await archived()
+        lost = Lost(cluster)
+        name = file_name(lost.plan.point.number)
+        DAMAGE["cut"](cluster.place.files, name)
+
+        with pytest.raises(CorruptionError) as caught:
+            await lost.restore().run()
+
+        assert caught.value.context["name"] == name
+        assert not any("cookies/" in path for path in lost.tree.snapshot())
+        with pytest.raises(UnavailableError):
+            await LedgerManager.open(lost.store, URI)
+
+    run(scenario())
+
+
+def test_two_restores_of_a_point_at_once_are_as_good_as_one() -> None:
+    async def scenario() -> None:
+        cluster = await archived()
+        lost = Lost(cluster)
+
+        await asyncio.gather(lost.restore().run(), lost.restore().run())
+
+        assert lost.ledgers() == cluster.present()
+        await LedgerManager.open(lost.store, URI)
+
+    run(scenario())
+
+
+def test_of_two_restores_of_different_points_at_once_one_is_refused() -> None:
+    async def scenario() -> None:
+        cluster = await archived()
+        lost, earlier = Lost(cluster), Lost(cluster)
+        base = earlier.plan.point.base
+        earlier.tree = lost.tree
+        earlier.plan = plan_restore(earlier.archive, earlier.archive.point(checkpoint=base.end))
+
+        results = await asyncio.gather(
+            lost.restore().run(), earlier.restore().run(), return_exceptions=True
+        )
+
+        assert [type(each) for each in results] == [type(None), RestoreRefusedError]
+        assert lost.ledgers() == cluster.present()
 
     run(scenario())
 
