@@ -7,7 +7,7 @@ follows the change feed and watches ZooKeeper as any reader does, and clients re
 Rule W, on which all this stands: *a frame* ``changes(positions=P, n=N)`` *means: of each object
 that was registered by messages up to N, the client has now been told the latest version that is
 not above the position of the object's kind, or that this version is unknown.* So a lost connection
-needs nothing but the positions; duplicates are harmless; any server serves any client. Five
+needs nothing but the positions; duplicates are harmless; any server serves any client. Seven
 conditions keep the rule true. ``tests/notifications/test_rule.py`` breaks each of them, and finds a
 history that loses a change:
 
@@ -19,6 +19,9 @@ history that loses a change:
    (``client_state``).
 5. Silence about an object that the server does not know is allowed only if the client knows the
    object at the server's horizon or later (``versions``).
+6. On a new connection, no answer moves the positions before the server knows all registrations
+   (``client_state``).
+7. A change whose zxid is not known is told without a version (``versions``).
 
 - ``protocol``: frames, keys, resume points and the digest of registrations.
 - ``versions``: the latest version of each object of one kind.

@@ -96,6 +96,8 @@ class ClientState:
         self._is_welcome = False
         self._unsent: dict[Key, None] = {}
         self._n = 0
+        self._whole_n = 0
+        """Of the frame that ended the first registration of all keys on this connection."""
         self._pending: dict[int, set[Key]] = {}
         """Registrations that were sent and not answered, by n."""
         self._said_s = now_s
@@ -178,7 +180,8 @@ class ClientState:
             if resume is not None and is_same:
                 self._feed, self._positions = resume.feed, resume.positions
                 self._confirmed = set(self._wanted)
-        self._is_welcome, self._n, self._pending, self._said_s = False, 0, {}, now_s
+        self._is_welcome, self._n, self._whole_n = False, 0, 0
+        self._pending, self._said_s = {}, now_s
         resume = None if self._feed is None else ResumePoint(self._feed, self._positions)
         return Hello(
             client=self._client, name=self._name, resume=None if resume is None else str(resume)
@@ -220,6 +223,7 @@ class ClientState:
             for first in range(0, max(1, len(keys)), KEYS_A_REGISTER):
                 part = keys[first : first + KEYS_A_REGISTER]
                 frames.append(self._registering(part, is_all=first == 0))
+            self._whole_n = self._n
         elif self._unsent:
             keys, self._unsent = list(self._unsent), {}
             for first in range(0, len(keys), KEYS_A_REGISTER):
@@ -256,9 +260,10 @@ class ClientState:
                 self._told[key] = version
             self._outstanding[key] = change
             self._ready[key] = None
-        if frame.n is None:
+        # Only a complete answer moves the positions. Before the server knows all registrations, no
+        # answer is complete: the positions count for keys that it has not heard of.
+        if frame.n is None or not 0 < self._whole_n <= frame.n:
             return
-        # Only a complete answer moves the positions.
         for kind, position in frame.positions.items():
             self._positions[kind] = max(self._positions.get(kind, 0), position)
         for n in [n for n in self._pending if n <= frame.n]:

@@ -40,6 +40,8 @@ class VersionTable:
         self._deleted: dict[Key, Version] = {}
         """The oldest deletion first."""
         self._deleted_max = deleted_max
+        self._vague: set[Key] = set()
+        """Objects whose version here is only not below their last change."""
 
     def __len__(self) -> int:
         return len(self._ids) + len(self._others)
@@ -50,8 +52,17 @@ class VersionTable:
         return self._others.get(key, 0) if index is None else self._versions[index]
 
     def apply(self, changes: Iterable[Change], *, position: Version) -> None:
-        """Add all changes up to this position. ``version`` may not be None."""
-        for key, version, is_deleted in (_parts(change) for change in changes):
+        """Add all changes up to this position. A change without a version is one that happened at
+        an unknown zxid up to it.
+
+        Such a change is told without a version. Any number would lose it: a client that crashes
+        before it has finished begins again below that number, perhaps at another server, which
+        knows the right one. A lower number would be no news to a client between the two.
+        """
+        for change in changes:
+            key, is_deleted = change.key, change.is_deleted
+            version = position if change.version is None else change.version
+            (self._vague.add if change.version is None else self._vague.discard)(key)
             index = self._index(key)
             if index is not None:
                 self._versions[index] = 0 if is_deleted else version
@@ -65,6 +76,7 @@ class VersionTable:
         while len(self._deleted) > self._deleted_max:
             oldest = next(iter(self._deleted))
             self.horizon = max(self.horizon, self._deleted.pop(oldest))
+            self._vague.discard(oldest)
         self.position = max(self.position, position)
 
     def answer(self, key: Key, known: Version) -> Change | None:
@@ -73,10 +85,10 @@ class VersionTable:
         Of an object that is not here, nothing is to be told only if the client knows it at the
         horizon or later: else the object may have existed, and been deleted, since.
         """
-        if version := self.version_of(key):
-            return Change(key, version) if version > known else None
-        if deleted := self._deleted.get(key):
-            return Change(key, deleted, True) if deleted > known else None
+        version, deleted = self.version_of(key), self._deleted.get(key, 0)
+        if last := version or deleted:
+            told = None if key in self._vague else last
+            return Change(key, told, not version) if last > known else None
         return Change(key, None) if known < self.horizon else None
 
     def _index(self, key: Key) -> int | None:
@@ -85,8 +97,3 @@ class VersionTable:
         ledger_id = int(key[1:])
         index = bisect_left(self._ids, ledger_id)
         return index if index < len(self._ids) and self._ids[index] == ledger_id else None
-
-
-def _parts(change: Change) -> tuple[Key, Version, bool]:
-    assert change.version is not None
-    return change.key, change.version, change.is_deleted

@@ -142,6 +142,10 @@ class ClusterPaths(MarkPaths):
     archive_state = _Path("bookmender/archive-state")
     archiver = _Path("bookmender/feed-watchers/archive")
     """The node that archives."""
+    objects = _Path("bookmender/objects")
+    """The objects that applications publish, in buckets (``notifications.objects``)."""
+    object_batches = _Path("bookmender/object-batches")
+    """The last publications, in order."""
     fsck_executors = _Path("bookmender/fsck/executors")
     """One ephemeral znode for each executor of fsck, ``<run>.<uuid>``."""
     fsck_last = _Path("bookmender/fsck/last")

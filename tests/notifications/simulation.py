@@ -62,6 +62,11 @@ class World:
         return self.last(key).version or 0
 
 
+def missed_change(change: Change, position: Version) -> Change:
+    """Return what a source says of a change when it is too late to learn the zxid."""
+    return Change(change.key, None, change.is_deleted) if change.is_deleted else change
+
+
 @dataclass(eq=False)
 class Connection:
     """Frames on their way. ``is_silent``: they get lost, and no side is told."""
@@ -115,15 +120,20 @@ class Server:
         self.matcher.load(self.world.feed, self._tables(chance), now_s)
 
     def advance(self, kind: str, chance: random.Random, now_s: float) -> None:
-        """Learn the next change of a kind."""
+        """Learn the next change of a kind, or, after a gap, how all changes left the objects."""
         if self.feed != self.world.feed:
             self.reload(chance, now_s)
         log = self.world.logs[kind]
         if self.next[kind] < len(log):
-            change = log[self.next[kind]]
-            self.next[kind] += 1
-            assert change.version is not None
-            self.matcher.apply(kind, [change], position=change.version, now_s=now_s)
+            is_gap = chance.random() < 0.2
+            missed = log[self.next[kind] :] if is_gap else [log[self.next[kind]]]
+            self.next[kind] += len(missed)
+            position = missed[-1].version
+            assert position is not None
+            changes = list({change.key: change for change in missed}.values())
+            if is_gap:
+                changes = [missed_change(change, position) for change in changes]
+            self.matcher.apply(kind, changes, position=position, now_s=now_s)
         else:
             self.matcher.heard_s[kind] = now_s
 
@@ -192,6 +202,7 @@ class Application:
         if key in self.wanted:
             self.wanted.remove(key)
             self.state.unregister(key)
+            self.told = {told: version for told, version in self.told.items() if told[1] != key}
 
     def connect(self, server: Server, now_s: float) -> None:
         self.disconnect()
