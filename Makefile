@@ -38,7 +38,7 @@ JAVA = $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Java is checked before anything is installed, so that the error appears at once.
-ifneq ($(filter demo demo-operate feed-demo fsck-demo restore-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
+ifneq ($(filter demo demo-operate feed-demo fsck-demo restore-demo notify-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
 $(error Java 17 or newer is needed, and "$(JAVA)" is not: install a JRE (Debian: openjdk-17-jre-headless), \
 	or set JAVA_HOME$(if $(JAVA_HOME), to one or unset it))
@@ -50,7 +50,7 @@ $(error Name the cluster to judge: make judge URI=zk+hierarchical://127.0.0.1:21
 endif
 endif
 
-.PHONY: help demo demo-operate feed-demo fsck-demo restore-demo test test-all soak-audit compat judge bench \
+.PHONY: help demo demo-operate feed-demo fsck-demo restore-demo notify-demo test test-all soak-audit compat judge bench \
 	bench-repair bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv dev clean
 
 help: ## show this list
@@ -74,6 +74,10 @@ fsck-demo: dev ## find each kind of damage with fsck on Spark here, show it in C
 restore-demo: dev ## delete ZooKeeper's data under load, restore it, and read every entry with Java's client
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.restore_demo $(ARGS)
+
+notify-demo: dev ## kill servers, nodes and bookies; every client learns the latest version of its objects
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m tests.notify_demo $(ARGS)
 
 test: dev ## run the tests, with real ZooKeeper and real bookies: about ten minutes
 	@$(BIN)/python -m tests.prepare

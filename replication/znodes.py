@@ -137,6 +137,8 @@ class ClusterPaths(MarkPaths):
     feed_watchers = _Path("bookmender/feed-watchers")
     """Ephemeral znodes of programs that must know how old the last checkpoint is. While there is
     one, an empty checkpoint follows every few seconds without changes."""
+    notify = _Path("bookmender/notify")
+    """One ephemeral znode for each server of notifications (``notifications.discovery``)."""
     archive = _Path("bookmender/archive")
     """The order to archive all metadata (``archive.order``)."""
     archive_state = _Path("bookmender/archive-state")
