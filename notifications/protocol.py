@@ -8,7 +8,7 @@ carry, until ZooKeeper's epoch 2,097,152.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Final
 
 import msgspec
@@ -168,7 +168,9 @@ class ResumePoint(Struct, frozen=True):
 
 class Digest:
     """A hash of a set of keys that does not depend on their order, so that a change of one key
-    costs the same whatever the size of the set: the sum of the keys' hashes modulo 2^128."""
+    costs the same whatever the size of the set: the sum of the keys' hashes modulo 2^128.
+
+    A hash is the first 16 bytes of SHA-256, because each language brings that."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._sum = 0
@@ -191,7 +193,7 @@ class Digest:
 
 
 def _hash(key: Key) -> int:
-    return int.from_bytes(blake2b(key.encode(), digest_size=16).digest())
+    return int.from_bytes(sha256(key.encode()).digest()[:16])
 
 
 # --- Keys -----------------------------------------------------------------------------------------
