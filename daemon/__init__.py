@@ -12,6 +12,6 @@ Java's settings, and ``conflicts`` finds settings that fight each other.
 A command opens an ``admin_session`` and calls one of the ``operations``, as the HTTP API does. The
 ``answers`` are printed as JSON. ``messages`` says in ``words`` why a repair is blocked and what to
 do. ``status`` and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and
-``demo`` is ``make demo``. ``pages``, ``answers_page`` and
-``settings_file`` write pages of the documentation.
+``demo`` is ``make demo``. ``notify`` is a server of notifications, a process of its own. ``pages``,
+``answers_page`` and ``settings_file`` write pages of the documentation.
 """

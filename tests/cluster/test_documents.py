@@ -192,4 +192,4 @@ def test_the_code_blocks_work_as_printed(reader: Reader) -> None:
     endings = reader.interrupt_all()
     reader.type(last)
 
-    assert endings == [130 if "follow" in child.args else 0 for child in reader.running]
+    assert endings == [130 if "follow" in str(child.args) else 0 for child in reader.running]
