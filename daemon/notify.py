@@ -135,10 +135,12 @@ async def _say_how_it_is(
         own = served.record(url, started_ms, int(time.time() * 1000))
         try:
             await write_server(cluster.store, cluster.paths, own)
-            others = await read_servers(cluster.store, cluster.paths)
+            served.servers = others = await read_servers(cluster.store, cluster.paths)
         except BookmenderError as error:
             log.warning("notify.record_failed", error=str(error))
             continue
+        if follower.matcher is not None:
+            follower.matcher.urls = [record.url for record in others]
         if own.age_s > STALE_S and any(other.age_s < STALE_S for other in others):
             served.send_away(own.clients, "stale")
         elif count := to_send_away(own, others):

@@ -29,7 +29,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 import aiohttp
-import msgspec
 import structlog
 
 from ledgers.errors import (
@@ -41,7 +40,7 @@ from ledgers.errors import (
 from ledgers.plain_files import replace_file
 from ledgers.tasks import in_daemon_thread
 from notifications.client_state import ClientState, Fresh, Item, Stale, StoredState
-from notifications.discovery import ServerRecord, in_order_of
+from notifications.discovery import in_order_of
 from notifications.protocol import (
     FRAME_BYTES_MAX,
     SILENT_S,
@@ -52,6 +51,7 @@ from notifications.protocol import (
     Positions,
     Refused,
     Version,
+    Welcome,
     bookie,
     check_key,
     decode_server_frame,
@@ -73,7 +73,6 @@ __all__ = [
 ]
 
 log = structlog.get_logger()
-_servers = msgspec.json.Decoder(list[ServerRecord])
 
 GATHER_S: Final = 0.05
 """How long the first registrations are collected before the client says hello."""
@@ -99,7 +98,7 @@ class Notifications:
         is_manual: bool,
     ) -> None:
         self._client = str(uuid4())
-        self._servers = list(servers)
+        self._given_servers, self._servers = list(servers), list(servers)
         self._token_file, self._state_file = token_file, state_file
         self._context, self._is_manual = context, is_manual
         stored = _read_state(state_file)
@@ -130,7 +129,7 @@ class Notifications:
         ``servers``: URLs as http://notify1:7319; further ones are learned from them. ``name``: for
         operators. ``token_file``: of a token that the servers want. ``state_file``: where the
         client keeps what it knows over a restart; empty: it begins again. ``is_manual``: the
-        application calls ``done`` for each change.
+        application calls ``done`` for each change. Raises OSError if a file cannot be read.
         """
         notifications = cls(
             servers,
@@ -140,6 +139,7 @@ class Notifications:
             context=context,
             is_manual=is_manual,
         )
+        notifications._token()
         task = asyncio.create_task(notifications._run())
         try:
             yield notifications
@@ -196,8 +196,9 @@ class Notifications:
 
     async def _run(self) -> None:
         checking = asyncio.create_task(self._check_always())
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CONNECT_S)
         try:
-            async with aiohttp.ClientSession() as http:
+            async with aiohttp.ClientSession(timeout=timeout) as http:
                 await self._connect_always(http)
         finally:
             checking.cancel()
@@ -229,7 +230,6 @@ class Notifications:
                 compress=0,
             ) as socket:
                 self._error = None
-                await self._learn(url, token)
                 hello = self._state.connected(time.monotonic())
                 await socket.send_str(encode(hello).decode())
                 sending = asyncio.create_task(self._send_always(socket))
@@ -248,15 +248,6 @@ class Notifications:
             log.debug("notify.connection_failed", url=url, error=str(error))
             return 0.0
 
-    async def _learn(self, url: str, token: str) -> None:
-        """Learn the servers that this one knows."""
-        with suppress(UnavailableError, UnauthorizedError, msgspec.MsgspecError):
-            data = await ask(
-                "GET", f"{url.rstrip('/')}/v1/servers", token=token, context=self._context
-            )
-            found = [record.url for record in _servers.decode(data)]
-            self._servers = list(dict.fromkeys([*self._servers, *found]))
-
     async def _receive_always(self, socket: aiohttp.ClientWebSocketResponse) -> float:
         while True:
             async with asyncio.timeout(SILENT_S):
@@ -267,6 +258,8 @@ class Notifications:
             if isinstance(frame, Goodbye):
                 log.debug("notify.goodbye", code=frame.code)
                 return frame.retry_after_ms / 1000
+            if isinstance(frame, Welcome):
+                self._servers = list(dict.fromkeys([*self._given_servers, *frame.urls]))
             self._state.receive(frame, time.monotonic())
             self._news.set()
             self._orders.set()

@@ -5,7 +5,7 @@ Everything here is in the memory of one server and may be lost with it. No I/O, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from notifications.protocol import Change, Goodbye, Hello, Key, Positions, Version
 from notifications.session import Session
@@ -19,6 +19,8 @@ class Matcher:
     def __init__(self, *, server: str, feed: str, tables: Iterable[VersionTable]) -> None:
         self.server, self.feed = server, feed
         self.tables = {table.kind: table for table in tables}
+        self.urls: Sequence[str] = ()
+        """Of all servers that live, for clients."""
         self.positions: Positions = {}
         """Replaced, never changed: frames refer to it."""
         self.heard_s: dict[str, float] = {}

@@ -7,7 +7,7 @@ carry, until ZooKeeper's epoch 2,097,152.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -80,11 +80,13 @@ class Beat(Struct, frozen=True, tag="beat", kw_only=True):
 
 class Welcome(Struct, frozen=True, tag="welcome", kw_only=True):
     """The server accepts a client. ``feed``: as in ``ResumePoint``. ``resync``: the client's resume
-    point is of no use here, so everything that the client knew is in doubt."""
+    point is of no use here, so everything that the client knew is in doubt. ``urls``: of all living
+    servers."""
 
     server: str
     feed: str
     resync: bool = False
+    urls: Sequence[str] = ()
 
 
 class Changes(Struct, frozen=True, tag="changes", kw_only=True):

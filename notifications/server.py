@@ -22,7 +22,7 @@ from aiohttp import WSMsgType, web
 
 from ledgers.errors import BookmenderError, CorruptionError, SettingsError
 from notifications import metrics
-from notifications.discovery import STALE_S, ClientRecord, ServerRecord, read_servers
+from notifications.discovery import STALE_S, ClientRecord, ServerRecord
 from notifications.following import Follower
 from notifications.matcher import Matcher
 from notifications.protocol import (
@@ -185,6 +185,8 @@ class NotificationServer:
         self._hellos_per_s = HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S
         self._hellos, self._hellos_s = float(self._hellos_per_s), clock_s()
         self.is_draining = False
+        self.servers: Sequence[ServerRecord] = ()
+        """All that live, as they said last."""
 
     def build(self) -> web.Application:
         """Return the application with all routes."""
@@ -360,9 +362,7 @@ class NotificationServer:
 
     async def _list_servers(self, request: web.Request) -> web.Response:
         await self._authorize(request, False)
-        if (cluster := self._follower.cluster) is None:
-            raise web.HTTPServiceUnavailable(text="ZooKeeper does not answer")
-        return _json(await read_servers(cluster.store, cluster.paths))
+        return _json(self.servers)
 
     async def _list_clients(self, request: web.Request) -> web.Response:
         await self._authorize(request, False)

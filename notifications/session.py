@@ -127,7 +127,9 @@ class Session:
         if resume is not None and not resync:
             self._positions = resume.positions
         self.is_welcome = True
-        self._frames.append(Welcome(server=matcher.server, feed=matcher.feed, resync=resync))
+        self._frames.append(
+            Welcome(server=matcher.server, feed=matcher.feed, resync=resync, urls=matcher.urls)
+        )
 
     def _is_due(self, register: Register, since_s: float, now_s: float) -> bool:
         """Return True if this server knows what the client says to know, or has waited for it."""
