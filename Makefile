@@ -51,7 +51,7 @@ endif
 endif
 
 .PHONY: help demo demo-operate feed-demo fsck-demo restore-demo notify-demo test test-all soak-audit compat judge bench \
-	bench-repair bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv dev clean
+	bench-repair bench-archive bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv dev clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ bench: dev ## short measurements: compare with Java's AutoRecovery, show where t
 bench-repair: dev ## 45 minutes: compare repairs with Java's AutoRecovery (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair $(ARGS)
+
+bench-archive: dev ## 20 minutes: lag, size, restore and memory of the archive (bench/results)
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.archive $(ARGS)
 
 bench-audit: dev ## 30 minutes: compare marks after a loss with Java's auditor (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only

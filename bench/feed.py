@@ -12,7 +12,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from ledgers.client import open_bookies
 from ledgers.clock import SystemClock
 from ledgers.codec.layout import MetadataUri
 from ledgers.manager import LedgerManager
-from ledgers.model import BookieId
+from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import READ_ONLY
 from ledgers.store import ANY_VERSION, Delete, MetadataStore, SetData, Stat
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -55,13 +55,15 @@ SESSION_TIMEOUT_S = 30.0
 WARM_UP_S = 5.0
 """Time for the compilers of ZooKeeper and the bookies, under the load that is measured then."""
 DURATION_S, QUICK_DURATION_S = 10.0, 2.0
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
+NODE = replace(
+    OURS, settings={"replication.enabled": "false", "node.nice": "0", "log.format": "json"}
+)
 POLL_S, MARK_POLL_S, SETTLE_S = 0.01, 0.05, 1.0
 WATCHED_S = 2.0
 """The machine is watched for this time before each part."""
 VICTIM = BookieId("127.1.0.1:3181")
-"""A bookie that is only a registration. It is read-only, so that the feed is not written to it."""
-REGISTRATION = f"{ROOT}/available/{READ_ONLY}/{VICTIM}"
+"""A bookie that is only a registration."""
 VICTIM_LEDGER_IDS = range(20_000_000, 20_000_200)
 CLOCK = "/bench-clock"
 """Written together with the loss, to learn its time by ZooKeeper's clock."""
@@ -78,7 +80,7 @@ def main(only: str, quick: bool, results: Path | None) -> None:
         for name, part in chosen(parts, only):
             with session.attempt(name):
                 others = others_share()
-                found = asyncio.run(_on_ground(part, session, quick))
+                found = asyncio.run(_measure(part, session, quick))
                 values = {**found.values, OTHERS_SHARE: others}
                 session.add(Record(name=name, values=values, text=found.text))
 
@@ -124,24 +126,49 @@ class FeedGround:
         await order_change(self.store, self.paths, lambda chain: change(chain, now_ms))
 
 
-async def _on_ground(
-    part: Callable[[Session, FeedGround, bool], Awaitable[Record]], session: Session, is_quick: bool
-) -> Record:
-    """Start a cluster and a node that leads, create the ledgers, and measure the part."""
-    async with open_arena(zookeeper_jvm_flags=ZOOKEEPER_JVM_FLAGS) as arena:
-        bookies, store, paths = arena.cluster.bookies, arena.seen.store, arena.seen.paths
-        writes = prepare_writes(arena.seen.manager, LEDGER_IDS, bookies)
-        await ZnodeCluster(store).create_ledgers(
-            (each, changing_metadata(each, bookies)[0]) for each in LEDGER_IDS
-        )
+@asynccontextmanager
+async def open_ground(
+    ledgers: Iterable[tuple[int, LedgerMetadata]] = (),
+    *,
+    bookies: Sequence[BookieId] = (),
+    zookeeper_jvm_flags: tuple[str, ...] = ZOOKEEPER_JVM_FLAGS,
+) -> AsyncIterator[FeedGround]:
+    """Start a cluster and a node that leads. Besides the ledgers that the load changes there are
+    those of the victim. ``ledgers``, ``bookies``: more of them, which are only znodes."""
+    async with open_arena(zookeeper_jvm_flags=zookeeper_jvm_flags) as arena:
+        store, paths, real = arena.seen.store, arena.seen.paths, arena.cluster.bookies
+        for bookie in (VICTIM, *bookies):
+            await _register(store, bookie)
+        cluster = ZnodeCluster(store)
+        await cluster.create_ledgers(ledgers)
+        await cluster.create_ledgers((i, changing_metadata(i, real)[0]) for i in LEDGER_IDS)
+        await cluster.create_ledgers((i, closed(VICTIM, *real[:2])) for i in VICTIM_LEDGER_IDS)
+        await store.create(CLOCK)
         # All ledgers count as just checked: the bookies have no entries of them.
         now = znodes.audit_time_to_bytes(SystemClock().wall_ms())
         await store.create(paths.audit_time(Audit.ALL_LEDGERS), now, with_parents=True)
-        settings = {"replication.enabled": "false", "node.nice": "0", "log.format": "json"}
-        contender = replace(OURS, settings=settings)
-        async with elected(contender, arena.cluster, store, paths) as node:
+        writes = prepare_writes(arena.seen.manager, LEDGER_IDS, real)
+        async with elected(NODE, arena.cluster, store, paths) as node:
             await wait_ledger_map(node, timeout_s=TIMEOUT_S)
-            return await part(session, FeedGround(arena, store, paths, writes, node), is_quick)
+            yield FeedGround(arena, store, paths, writes, node)
+
+
+async def _register(store: MetadataStore, bookie: BookieId) -> None:
+    """Register a bookie that does not exist until the session ends. It is read-only, so that the
+    feed is not written to it."""
+    await store.create(f"{ROOT}/cookies/{bookie}", with_parents=True)
+    await store.create(_registration(bookie), is_ephemeral=True, with_parents=True)
+
+
+def _registration(bookie: BookieId) -> str:
+    return f"{ROOT}/available/{READ_ONLY}/{bookie}"
+
+
+async def _measure(
+    part: Callable[[Session, FeedGround, bool], Awaitable[Record]], session: Session, is_quick: bool
+) -> Record:
+    async with open_ground() as ground:
+        return await part(session, ground, is_quick)
 
 
 # --- The log --------------------------------------------------------------------------------------
@@ -283,7 +310,6 @@ async def measure_first_mark(session: Session, ground: FeedGround, is_quick: boo
     in turn. Times are milliseconds to the first mark, by ZooKeeper's clock."""
     losses = 2 if is_quick else LOSSES
     found: dict[str, list[float]] = {"no changes": [], "feed off": [], "feed on": []}
-    await _create_victim(ground)
     began_s, machine_s = time.monotonic(), cpu_of_machine()
     for _ in range(2):
         for kind, waits_ms in found.items():
@@ -294,7 +320,7 @@ async def measure_first_mark(session: Session, ground: FeedGround, is_quick: boo
                 load.start()
             try:
                 await asyncio.sleep(3 * SETTLE_S)
-                waits_ms += [await _lose_victim(ground) for _ in range(losses // 2)]
+                waits_ms += [await lose_victim(ground) for _ in range(losses // 2)]
             finally:
                 if kind != "no changes":
                     await asyncio.to_thread(load.stop)
@@ -312,24 +338,12 @@ async def measure_first_mark(session: Session, ground: FeedGround, is_quick: boo
     )
 
 
-async def _create_victim(ground: FeedGround) -> None:
-    """Create the victim and the ledgers that name it beside two real bookies."""
-    await ground.store.create(f"{ROOT}/cookies/{VICTIM}", with_parents=True)
-    await ground.store.create(REGISTRATION, is_ephemeral=True, with_parents=True)
-    await ground.store.create(CLOCK)
-    await asyncio.sleep(SETTLE_S)  # else its ledgers may be known before its registration
-    others = ground.arena.cluster.bookies[:2]
-    await ZnodeCluster(ground.store).create_ledgers(
-        (each, closed(VICTIM, *others)) for each in VICTIM_LEDGER_IDS
-    )
-
-
-async def _lose_victim(ground: FeedGround) -> float:
+async def lose_victim(ground: FeedGround) -> float:
     """Lose the victim until all its ledgers are marked, and restore it. Return the milliseconds
     until the first mark."""
     store = ground.store
     _, stat = await store.multi(
-        [Delete(path=REGISTRATION), SetData(path=CLOCK, data=b"", version=ANY_VERSION)]
+        [Delete(path=_registration(VICTIM)), SetData(path=CLOCK, data=b"", version=ANY_VERSION)]
     )
     assert isinstance(stat, Stat), stat
 
@@ -341,7 +355,7 @@ async def _lose_victim(ground: FeedGround) -> float:
 
     await wait_until(is_marked, "all marks", timeout_s=TIMEOUT_S, poll_s=MARK_POLL_S)
     marks = await asyncio.gather(*(store.get(ground.paths.mark(i)) for i in VICTIM_LEDGER_IDS))
-    await store.create(REGISTRATION, is_ephemeral=True)
+    await store.create(_registration(VICTIM), is_ephemeral=True)
     # A leader that has not noticed the return believes that the ledgers are still marked.
     await wait_until(is_noticed, "the bookie's return", timeout_s=TIMEOUT_S, poll_s=MARK_POLL_S)
     await ZnodeCluster(store).delete_marks()
@@ -375,14 +389,14 @@ The peer in catch-up was etcd, in the same run.
 """
 
 
-def _measured(part: str, name: str) -> Callable[[Records], Summary]:
+def of_part(part: str, name: str) -> Callable[[Records], Summary]:
     return lambda records: named(name, "").summary(records.find(part))
 
 
 GOALS = [
     Goal(
         title,
-        _measured(part, name),
+        of_part(part, name),
         must,
         aim,
         at_least=aim > must,
@@ -405,19 +419,20 @@ GOALS = [
 
 
 def report(records: Records) -> str:
-    sections = [
-        PREAMBLE.format(cores=CORES, recorded=", ".join(RECORDED)),
-        *failures_section(records),
-        goals_section(GOALS, records),
-    ]
-    for part in (LOG, FIRST_MARK, *RECORDED):
+    preamble = PREAMBLE.format(cores=CORES, recorded=", ".join(RECORDED))
+    head = [preamble, *failures_section(records), goals_section(GOALS, records)]
+    return "\n".join([*head, *parts_sections(records, (LOG, FIRST_MARK, *RECORDED))])
+
+
+def parts_sections(records: Records, parts: Iterable[str]) -> Iterator[str]:
+    """Yield the section of each part that has a result."""
+    for part in parts:
         for record in records.find(part):
             others = record.values[OTHERS_SHARE]
             busy = f"\n\nThe machine was busy: others used {others:.0%} of the cores."
             kind = " (recorded)" if part in RECORDED else ""
             busy_or_not = busy if others > QUIET_SHARE_MAX else ""
-            sections.append(f"## {part}{kind}\n\n{record.text}{busy_or_not}\n")
-    return "\n".join(sections)
+            yield f"## {part}{kind}\n\n{record.text}{busy_or_not}\n"
 
 
 if __name__ == "__main__":

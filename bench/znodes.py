@@ -8,7 +8,7 @@ import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.local.java import Java
@@ -35,6 +35,12 @@ ZOOKEEPER_FLAGS = ("-XX:TieredStopAtLevel=4", "-XX:ReservedCodeCacheSize=240m")
 GONE = "/bench-gone"
 """Written in the same multi as the end of a bookie's znode, to learn the server's time of it."""
 SEED = 5
+PULSAR_BOOKIES = [
+    BookieId(f"pulsar-bookie-{i}.bookie.pulsar.svc.cluster.local") for i in range(BOOKIE_COUNT)
+]
+"""As long as the ids of bookies on Kubernetes. Without a port they are no names to look up."""
+FIRST_PULSAR_ID = 30_000_000
+"""Far above the ids that the id generator gives to the ledgers of the feed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +150,26 @@ def drawn_ledgers(
         if rng.random() < CHANGED_ENSEMBLE_SHARE:
             changed = Segment(first_entry_id=500, ensemble=(first, other, third))
             metadata = metadata.with_segment(changed)
+        yield ledger_id, metadata
+
+
+def pulsar_ledgers(count: int) -> Iterator[tuple[int, LedgerMetadata]]:
+    """Yield ledgers of topics and of their subscriptions, with the properties that Pulsar's managed
+    ledger writes."""
+    rng = random.Random(SEED)
+    for ledger_id in range(FIRST_PULSAR_ID, FIRST_PULSAR_ID + count):
+        topic = rng.randrange(count // 10 + 1)
+        name = f"tenant-{topic % 20}/namespace-{topic % 200}/persistent/topic-{topic}-partition-0"
+        properties = {"component": "managed-ledger", "pulsar/managed-ledger": name}
+        if rng.random() < 0.3:
+            properties["pulsar/cursor"] = f"subscription-{rng.randrange(5)}"
+        properties["application"] = "pulsar"
+        metadata = replace(
+            closed(*rng.sample(PULSAR_BOOKIES, 3), length=rng.randrange(2**31)),
+            last_entry_id=rng.randrange(50_000),
+            ctime_ms=1_700_000_000_000 + ledger_id * 1_000 + rng.randrange(1_000),
+            custom=tuple((key, value.encode()) for key, value in properties.items()),
+        )
         yield ledger_id, metadata
 
 
