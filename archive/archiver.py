@@ -4,10 +4,10 @@ A round reads the changes between two checkpoints, then the bytes of these ledge
 and writes them as a segment. The archive itself says how far it is, so a round that was killed is
 repeated by any other node.
 
-A base is written beside the segments, a page a round. The first base reads all ledgers that the
-feed has from ZooKeeper; they may change meanwhile, but then a segment has the later version. So a
-base is complete when the segments have passed everything that its pages have. Later bases are made
-of the archive alone. Afterwards what only older points need is deleted.
+A base is written beside the segments, a page a round. The first base lists and reads all ledgers in
+ZooKeeper; they may change meanwhile, but then a segment has the later version. So a base is
+complete when the segments have passed everything that its pages have. Later bases are made of the
+archive alone. Afterwards what only older points need is deleted.
 
 Each 256 files are put into a pack once there are as many newer ones. Every point stays.
 
@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
@@ -61,7 +62,7 @@ from checkpoints.batches import (
     latest_offset,
 )
 from checkpoints.chain import FeedChain, read_chain
-from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
+from checkpoints.feed_ledgers import FeedLedgers
 from checkpoints.model import CheckpointId, Key, Version
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -98,11 +99,13 @@ PAGE_RECORDS: Final = 2_000
 """Ledgers of one page: the next segment waits while a page is read."""
 CHANGES_OF_BASE_LEAST: Final = 200_000
 """A new base is written after this many changes, or as many as the last base has records, if these
-are more. It bounds how long a restore reads, and what a node keeps in memory for the next base."""
+are more. It bounds how long a restore reads."""
 BASES_OF_RETENTION: Final = 4
 """A new base is due after this part of the retention: what is older than a base can be deleted."""
 DELETED_A_ROUND: Final = 20
 """It bounds how long the next segment waits."""
+CHANGES_AT_ONCE: Final = 50_000
+"""Changes that are in memory together while a base is made of the archive: about 30 MB."""
 
 FILES = Counter("bookmender_archive_files_total", "Files that this node added to the archive.")
 BYTES = Counter("bookmender_archive_bytes_total", "Bytes that this node added to the archive.")
@@ -114,16 +117,6 @@ LAST_CHECKPOINT = Gauge(
 
 class FeedDisabledError(BookmenderError):
     """The change feed is disabled, so there is nothing to archive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions:
-    """``includes``: further trees of znodes, as absolute paths. ``retention_s``: how long points
-    are kept. ``base_ordered_ms``: a base that is older than this is followed by another."""
-
-    includes: tuple[str, ...] = ()
-    retention_s: float = 30 * 86_400.0
-    base_ordered_ms: int = 0
 
 
 class InThread(Protocol):
@@ -153,7 +146,10 @@ class Archiver:
     bookies: Bookies
     clock: Clock
     place: Place
-    options: ArchiveOptions = field(default_factory=ArchiveOptions)
+    includes: Sequence[str] = ()
+    """Further trees of znodes, as absolute paths."""
+    retention_s: float = 30 * 86_400.0
+    """How long points are kept."""
     known_number: int = 0
     """The number of the last file, as the node that archived before said; 0: a new archive."""
     on_round: Callable[[], Awaitable[None]]
@@ -172,7 +168,7 @@ class Archiver:
     base: Header | None = field(default=None, init=False)
     """The newest complete base."""
     denied_count: int = field(default=0, init=False)
-    """Changes that are not archived, because an ACL hides the ledger."""
+    """Changes that are not archived, because an ACL hides the ledger or its directory."""
     _writer: str = field(default_factory=lambda: uuid4().hex, init=False)
     _sha256: str = field(default="", init=False)
     """SHA-256 of the last file, hexadecimal."""
@@ -193,7 +189,7 @@ class Archiver:
     """The next block to pack."""
 
     def __post_init__(self) -> None:
-        self._archive = Archive(self.place)
+        self._archive = Archive(self.place, changes_at_once=CHANGES_AT_ONCE)
         self._paths = ClusterPaths.below(self.manager.root)
         self._feed = FeedLedgers(self.manager, self.bookies, self.clock)
         self._batches = BatchReader(
@@ -203,11 +199,6 @@ class Archiver:
             bookies=self.bookies,
             clock=self.clock,
         )
-
-    @property
-    def base_record_count(self) -> int | None:
-        """Records of the base that is being written; None: there is none."""
-        return None if self._writing is None else self._writing.record_count
 
     async def run(self) -> None:
         """Archive until cancelled. Raises TakenError if another writer is active,
@@ -264,7 +255,7 @@ class Archiver:
         if self.position is None:
             await self._give_up_base()
             self.position, self.time_ms, self._since_base = at, time_ms, 0
-            self._writing = _Base(begin=at.checkpoint, pages=self._scan(chain))
+            self._writing = _Base(begin=at.checkpoint, pages=self._scan())
         await self._write_base()
         if self._follows_base:
             self.restorable_ms = self.time_ms
@@ -390,7 +381,7 @@ class Archiver:
         if now_s - self._znodes_s < ZNODES_S:
             return []
         self._znodes_s = now_s
-        znodes = read_znodes(self.store, self.manager.root, self.options.includes)
+        znodes = read_znodes(self.store, self.manager.root, self.includes)
         found = {record.key: record async for record in znodes}
         changed = [each for key, each in found.items() if self._znodes.get(key) != each]
         gone = [each for key, each in self._znodes.items() if key not in found]
@@ -448,35 +439,37 @@ class Archiver:
         base.newest = max(base.newest, *versions, 0)
 
     def _is_base_due(self) -> bool:
-        if self.base is None or not (self._since_base or self.options.base_ordered_ms):
+        if self.base is None or not self._since_base:
             return False
         age_s = (self.clock.wall_ms() - self.base.time_ms) / 1000
-        return bool(
-            self.base.time_ms < self.options.base_ordered_ms <= self.time_ms
-            or self._since_base >= max(CHANGES_OF_BASE_LEAST, self.base.total_count)
-            or (self._since_base and age_s >= self.options.retention_s / BASES_OF_RETENTION)
+        return (
+            self._since_base >= max(CHANGES_OF_BASE_LEAST, self.base.total_count)
+            or age_s >= self.retention_s / BASES_OF_RETENTION
         )
 
-    async def _scan(self, chain: FeedChain) -> AsyncGenerator[list[Record], None]:
-        """Yield all that exists, read from ZooKeeper."""
-        znodes = read_znodes(self.store, self.manager.root, self.options.includes)
+    async def _scan(self) -> AsyncGenerator[list[Record], None]:
+        """Yield all that exists, read from ZooKeeper, by ascending key: first the ledgers."""
+        znodes = read_znodes(self.store, self.manager.root, self.includes)
         self._znodes = {record.key: record async for record in znodes}
         self._znodes_s = self.clock.now_s()
-        others = list(self._znodes.values())
-        for start in range(0, max(1, len(others)), PAGE_RECORDS):
-            yield others[start : start + PAGE_RECORDS]
-        published = await PublishedVersions.read(chain, self._feed)
-        ledger_ids = array("q", sorted(published.ledger_ids()))
-        del published
+        others = sorted(self._znodes.values(), key=attrgetter("key"))
+        ledger_ids = array("q")
+        async for some in self.manager.ledger_ids(on_hidden=self._note_hidden):
+            ledger_ids.extend(some)
         for start in range(0, len(ledger_ids), PAGE_RECORDS):
             page: list[Record] = []
-            some = ledger_ids[start : start + PAGE_RECORDS]
-            for first in range(0, len(some), READS_AT_ONCE):
-                wanted = some[first : first + READS_AT_ONCE]
+            part = ledger_ids[start : start + PAGE_RECORDS]
+            for first in range(0, len(part), READS_AT_ONCE):
+                wanted = part[first : first + READS_AT_ONCE]
                 found = await self._read_ledgers(wanted)
                 self.denied_count += len(wanted) - len(found)
                 page += [record for record in found.values() if record.data is not None]
             yield page
+        for start in range(0, max(1, len(others)), PAGE_RECORDS):
+            yield others[start : start + PAGE_RECORDS]
+
+    def _note_hidden(self, error: UnauthorizedError) -> None:
+        self.denied_count += 1
 
     async def _pages_of(self, point: Point) -> AsyncGenerator[list[Record], None]:
         """Yield the state that the archive has of a point."""
@@ -584,7 +577,7 @@ class Archiver:
     def _find_obsolete(self, *, expires: bool) -> None:
         """Find the files that are in a pack, and the next block to pack. ``expires``: also the
         files that only points older than the retention need."""
-        kept_ms = self.clock.wall_ms() - self.options.retention_s * 1000
+        kept_ms = self.clock.wall_ms() - self.retention_s * 1000
         bases = self._archive.bases() if expires else ()
         first = next((base.first_page for base in bases if base.time_ms <= kept_ms), 0)
         stored = self._archive.stored()

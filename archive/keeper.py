@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from archive.archiver import ArchiveOptions, Archiver, InThread
+from archive.archiver import Archiver, InThread
 from archive.order import ArchiveOrder, ArchiveState, put, read_order, read_state
 from archive.places import Place, open_place
 from ledgers.bookies import Bookies
@@ -95,17 +95,17 @@ class ArchiveKeeper:
     async def _archive(self, order: ArchiveOrder) -> None:
         """Archive until the order changes, or for one try that fails."""
         archiver: Archiver | None = None
+        known = await read_state(self.store, self.paths, order)
 
         async def check() -> None:
             if self.clock.now_s() - self._checked_s < CHECK_S:
                 return
             self._checked_s = self.clock.now_s()
-            await self._write_state(order, archiver)
+            await self._write_state(order, known, archiver)
             if await self._order() != order:
                 raise OrderChangedError("the order to archive was changed")
 
         try:
-            known = await read_state(self.store, self.paths, order)
             place = await self.in_thread(lambda: self.place_of(order.url))
             async with self.open_bookies() as bookies:
                 archiver = Archiver(
@@ -115,11 +115,8 @@ class ArchiveKeeper:
                     clock=self.clock,
                     place=place,
                     known_number=known.number if known else 0,
-                    options=ArchiveOptions(
-                        includes=order.includes,
-                        retention_s=order.retention_s,
-                        base_ordered_ms=order.base_ordered_ms,
-                    ),
+                    includes=order.includes,
+                    retention_s=order.retention_s,
                     on_round=check,
                     in_thread=self.in_thread,
                 )
@@ -131,27 +128,35 @@ class ArchiveKeeper:
         except (BookmenderError, BaseExceptionGroup) as error:
             if isinstance(error, BaseExceptionGroup) and error.subgroup(SessionLostError):
                 raise
-            await self._write_state(order, archiver, error=str(error))
+            await self._write_state(order, known, archiver, error=str(error))
             await self.clock.sleep(RETRY_S)
 
     async def _write_state(
-        self, order: ArchiveOrder, archiver: Archiver | None, *, error: str = ""
+        self,
+        order: ArchiveOrder,
+        known: ArchiveState | None,
+        archiver: Archiver | None,
+        *,
+        error: str = "",
     ) -> None:
+        """Write how far the archive is. ``known``: what was known before this try, and still holds
+        if it failed early."""
         if error and error != self._logged:
             log.error(
                 "archive.stalled", error=error, next_step="make sure that this node can write there"
             )
         self._logged = error
-        state = ArchiveState(
-            node=self.node, url=order.url, written_ms=self.clock.wall_ms(), error=error
+        state = replace(
+            known or ArchiveState(url=order.url, node="", written_ms=0),
+            node=self.node,
+            written_ms=self.clock.wall_ms(),
+            error=error,
         )
-        if archiver is not None:
+        if archiver is not None and archiver.number:
             state = replace(
                 state,
                 archived_ms=archiver.restorable_ms,
-                number=archiver.number or archiver.known_number,
-                base_ms=0 if archiver.base is None else archiver.base.time_ms,
-                base_record_count=archiver.base_record_count,
+                number=archiver.number,
                 denied_count=archiver.denied_count,
             )
         with suppress(UnavailableError):

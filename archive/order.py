@@ -15,14 +15,13 @@ RETENTION_DEFAULT_S = 30 * 86_400
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOrder(Record):
     """Archive all metadata. ``url``: of the place. ``includes``: further trees of znodes, as
-    absolute paths. ``base_ordered_ms``: when a new base was ordered last."""
+    absolute paths."""
 
     url: str
     since_ms: TimeMs
     by: str = ""
     includes: tuple[str, ...] = ()
     retention_s: Count = RETENTION_DEFAULT_S
-    base_ordered_ms: TimeMs = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +29,8 @@ class ArchiveState(Record):
     """How far the archive at ``url`` is, as the archiving node wrote it at ``written_ms``.
 
     ``archived_ms``: everything up to this time of the feed is archived; 0: nothing. ``number``: of
-    the last file. ``base_ms``: the time of the newest base; 0: there is none.
-    ``base_record_count``: records of the base that is being written; None: there is none.
-    ``denied_count``: changes that an ACL hid. ``error``: why nothing is archived now; empty if it
-    is.
+    the last file. ``denied_count``: changes that an ACL hid. ``error``: why nothing is archived
+    now; empty if it is.
     """
 
     node: str
@@ -41,8 +38,6 @@ class ArchiveState(Record):
     url: str = ""
     archived_ms: TimeMs = 0
     number: Count = 0
-    base_ms: TimeMs = 0
-    base_record_count: Count | None = None
     denied_count: Count = 0
     error: str = ""
 

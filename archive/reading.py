@@ -1,7 +1,7 @@
 """Reads an archive: its points in time, and the state of the metadata at one of them.
 
-The methods block. ``state`` needs memory for what changed after the base that it begins with, and
-not for all ledgers.
+The methods block. A base and the changes after it are merged by key, so no method needs memory for
+all ledgers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from heapq import merge
+from itertools import groupby, islice, pairwise
+from operator import attrgetter
 from typing import Final
 
 from archive.format import (
@@ -32,6 +36,10 @@ from ledgers.typed import decode_json
 
 READS_AT_ONCE: Final = 16
 """An object store takes tens of milliseconds for each file."""
+LAST: Final[Key] = b"\xff"
+"""Greater than all keys, which are ASCII at the beginning."""
+SAMPLED: Final = 64
+"""One in this number of changes tells how the changed keys are distributed."""
 
 
 class NoSuchPointError(BookmenderError):
@@ -65,18 +73,18 @@ class StoredFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A moment whose state the archive has. ``base``: the base that the state begins with.
-    ``number``: of the last file that counts. ``header``: of this file."""
+    ``header``: of the last file that counts."""
 
     base: Header
-    number: int
     header: Header
 
 
 class Archive:
-    """Reads the archive in a place."""
+    """Reads the archive in a place. ``changes_at_once``: what ``state`` keeps in memory, some 600
+    bytes each. It reads the changes again for each so many."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: Place, *, changes_at_once: int = 1_000_000) -> None:
+        self._place, self._changes_at_once = place, changes_at_once
 
     def stored(self) -> list[tuple[range, str]]:
         """Return the numbers and the name of each file and pack, ascending."""
@@ -192,6 +200,11 @@ class Archive:
             )
 
         last = max(self.numbers(), default=0)
+        if not last:
+            raise NoSuchPointError(
+                "there is no archive here. Check its URL, and whether it is mounted"
+            )
+        base = None
         for base in self.bases():
             if not is_wanted(base):
                 continue
@@ -207,28 +220,51 @@ class Archive:
                 if header.end > end:
                     end = header.end
                     found = header if header.is_exact or not is_exact else found
-            return Point(base=base, number=found.number, header=found)
-        raise NoSuchPointError(
-            "the archive has no state of this moment: it begins later, or has a gap here"
-        )
+            return Point(base=base, header=found)
+        if base is None:
+            raise NoSuchPointError("the archive has no complete state yet")
+        first = datetime.fromtimestamp(base.time_ms / 1000, UTC)
+        raise NoSuchPointError(f"the archive begins later, at {first:%Y-%m-%d %H:%M:%S} UTC")
 
     def state(self, point: Point) -> Iterator[Record]:
-        """Yield the latest record of each object that exists at a point. Ledgers of the base come
-        first, by ascending id. Raises CorruptionError."""
-        base, changed = point.base, dict[Key, Record]()
-        for stored in self.files(base.first_page, point.number):
-            if stored.header.kind is FileKind.SEGMENT:
-                for record in stored.records():
-                    known = changed.get(record.key)
-                    if known is None or known.version < record.version:
-                        changed[record.key] = record
+        """Yield the latest record of each object that exists at a point, by ascending key. Raises
+        CorruptionError."""
+        records = merge(self._records_of_base(point.base), self._changes(point), key=_key)
+        for _, versions in groupby(records, key=_key):
+            latest = max(versions, key=attrgetter("version"))
+            if latest.data is not None:
+                yield latest
+
+    def _records_of_base(self, base: Header) -> Iterator[Record]:
+        previous = b""
         for stored in self.files(base.first_page, base.number):
             header = stored.header
             if header.kind is not FileKind.PAGE or header.first_page != base.first_page:
                 continue
             for record in stored.records():
-                later = changed.pop(record.key, None)
-                latest = record if later is None or later.version < record.version else later
-                if latest.data is not None:
-                    yield latest
-        yield from (record for record in changed.values() if record.data is not None)
+                if record.key <= previous:
+                    raise CorruptionError("a base is not sorted", name=file_name(header.number))
+                previous = record.key
+                yield record
+
+    def _changes(self, point: Point) -> Iterator[Record]:
+        """Yield the latest record of each object that changed since the base was begun, by
+        ascending key. Of many changes, it reads and keeps a range of keys at a time."""
+        sampled = sorted(each.key for each in islice(self._segments(point), 0, None, SAMPLED))
+        range_size = max(1, self._changes_at_once // SAMPLED)
+        bounds = sampled[range_size::range_size]
+        for low, high in pairwise([b"", *bounds, LAST]):
+            latest = dict[Key, Record]()
+            for record in self._segments(point):
+                if low <= record.key < high:
+                    known = latest.get(record.key, record)
+                    latest[record.key] = max(known, record, key=attrgetter("version"))
+            yield from (latest[key] for key in sorted(latest))
+
+    def _segments(self, point: Point) -> Iterator[Record]:
+        for stored in self.files(point.base.first_page, point.header.number):
+            if stored.header.kind is FileKind.SEGMENT:
+                yield from stored.records()
+
+
+_key = attrgetter("key")

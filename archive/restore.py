@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -74,6 +74,7 @@ LIVE_READS_AT_ONCE: Final = 500
 FEED: Final = "underreplication/bookmender/feed"
 DISABLE: Final = "underreplication/disable"
 ALONE_LAST: Final = (LAYOUT, "INSTANCEID")
+UNREADABLE: Final = "unreadable"
 
 
 class RestoreRefusedError(RejectedError):
@@ -82,18 +83,22 @@ class RestoreRefusedError(RejectedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """The ledgers and znodes that a restore of a point writes. ``others``: the znodes that are no
-    ledgers, by path."""
+    """The ledgers and znodes that a restore of a point writes. ``by_state``: how many ledgers;
+    those in the state ``unreadable`` are restored as well. ``named``: the bookies in the metadata.
+    ``others``: the znodes that are no ledgers, by path. ``until_ms``: the state was the same from
+    the point until this time."""
 
     point: Point
+    until_ms: int
     layout: Layout
-    ledger_count: int
-    ledger_bytes: int
     by_state: Mapping[str, int]
-    unreadable_count: int
-    """Ledgers whose metadata cannot be parsed. Their bytes are restored."""
+    named: Set[BookieId]
     last_ledger_id: int
     others: Mapping[str, bytes] = field(repr=False)
+
+    @property
+    def ledger_count(self) -> int:
+        return sum(self.by_state.values())
 
     @property
     def bookies(self) -> list[BookieId]:
@@ -124,28 +129,25 @@ def plan_restore(archive: Archive, point: Point) -> RestorePlan:
     """Read the state of a point, and return what a restore writes. It blocks. Raises
     CorruptionError if the archive is damaged."""
     others: dict[str, bytes] = {}
-    states = Counter[str]()
-    unreadable_count = ledger_bytes = last_ledger_id = 0
+    by_state, named, last_ledger_id = Counter[str](), set[BookieId](), 0
     for record in archive.state(point):
         assert record.data is not None
-        if record.ledger_id is None:
-            if record.path is not None:
-                others[record.path] = record.data
-            continue
-        ledger_bytes += len(record.data)
-        last_ledger_id = max(last_ledger_id, record.ledger_id)
-        try:
-            states[parse_metadata(record.data).state.name] += 1
-        except CorruptionError:
-            unreadable_count += 1
-    layout = parse_layout(others[LAYOUT]) if others.get(LAYOUT) else Layout.HIERARCHICAL
+        if record.path is not None:
+            others[record.path] = record.data
+        if record.ledger_id is not None:
+            last_ledger_id = max(last_ledger_id, record.ledger_id)
+            try:
+                metadata = parse_metadata(record.data)
+                by_state[metadata.state.name] += 1
+                named |= metadata.bookies
+            except CorruptionError:
+                by_state[UNREADABLE] += 1
     return RestorePlan(
         point=point,
-        layout=layout,
-        ledger_count=states.total() + unreadable_count,
-        ledger_bytes=ledger_bytes,
-        by_state=dict(states),
-        unreadable_count=unreadable_count,
+        until_ms=max(point.header.time_ms, archive.confirmed_ms(point)),
+        layout=parse_layout(others[LAYOUT]) if others.get(LAYOUT) else Layout.HIERARCHICAL,
+        by_state=by_state,
+        named=named,
         last_ledger_id=last_ledger_id,
         others=others,
     )
@@ -159,14 +161,10 @@ class Clone:
     instance_id: str
     bookies: Mapping[BookieId, BookieId]
 
-    def metadata(self, data: bytes, ledger_id: int) -> bytes:
+    def metadata(self, data: bytes) -> bytes:
         """Return metadata that names the new bookies. Raises CorruptionError if it cannot be
-        parsed, RestoreRefusedError for a bookie without a new id: a clone must not name it."""
+        parsed."""
         metadata = parse_metadata(data)
-        if missing := sorted(metadata.bookies - self.bookies.keys()):
-            raise RestoreRefusedError(
-                f"ledger {ledger_id} names {missing[0]}, for which no other bookie is given"
-            )
         segments = tuple(
             replace(each, ensemble=tuple(self.bookies[b] for b in each.ensemble))
             for each in metadata.segments
@@ -197,13 +195,17 @@ class Restore:
         self._others = dict(others if self.clone is None else self.clone.others(others))
         self._paths = ClusterPaths.below(self.root)
         self._marker = f"{self.root}/{RESTORING}"
+        end = self.plan.point.header
+        point = {"generation": end.generation, "checkpoint": hex(end.end)}
+        self._marker_data = msgspec.json.encode(point)
         self._made: set[str] = set()
         """Parents of ledgers that exist."""
 
-    async def run(self) -> None:
-        """Restore. It may be repeated after a failure. Raises RestoreRefusedError, ConflictError if
-        something else is in the tree, CorruptionError, UnavailableError."""
-        await self.check()
+    async def run(self) -> bool:
+        """Restore. It may be repeated after a failure, and then returns True. Raises
+        RestoreRefusedError, ConflictError if something else is in the tree, CorruptionError,
+        UnavailableError."""
+        has_begun = await self.check()
         await self._put_marker()
         await self.check()  # of two restores that begin at once, only one has written the marker
         await self._put(self._paths.disable, b"")
@@ -214,9 +216,16 @@ class Restore:
         await self._let_bookies_start()
         with suppress(NoNodeError):  # of two restores, the other one was faster
             await self.store.delete(self._marker)
+        return has_begun
 
-    async def check(self) -> None:
-        """Raise RestoreRefusedError unless the tree is empty, or has what this restore began."""
+    async def check(self) -> bool:
+        """Raise RestoreRefusedError unless the tree is empty, or has what this restore began.
+        Return True if it has."""
+        if self.clone and (missing := sorted(self.plan.named - self.clone.bookies.keys())):
+            raise RestoreRefusedError(
+                f"ledgers name {missing[0]}, for which no other bookie is given. A clone must not "
+                "name a bookie of the original"
+            )
         for directory in ("available", "available/readonly"):
             names = await children_if_any(self.store, f"{self.root}/{directory}")
             if bookies := sorted(name for name in names if name != "readonly"):
@@ -233,17 +242,13 @@ class Restore:
                     "is only restored into a ZooKeeper that has lost it. A single ledger can be "
                     "restored alone"
                 ) from None
-            return
+            return False
         if data != self._marker_data:
             raise RestoreRefusedError(
-                f"{self.root} has the begin of a restore of another point, {data.decode()}. Go on "
-                "with that one, or delete the tree"
+                f"a restore of another point has begun in {self.root}: {data.decode()}. Go on with "
+                f"that one, or delete {self.root} to begin again"
             )
-
-    @property
-    def _marker_data(self) -> bytes:
-        end = self.plan.point.header
-        return msgspec.json.encode({"generation": end.generation, "checkpoint": end.end})
+        return True
 
     async def _put_marker(self) -> None:
         """Create the marker and its parents in one step: a tree with a parent alone is refused."""
@@ -286,7 +291,7 @@ class Restore:
             assert record.data is not None
             data = record.data
             if self.clone is not None:
-                data = self.clone.metadata(data, record.ledger_id)
+                data = self.clone.metadata(data)
             is_full = len(transaction) == LEDGERS_A_TRANSACTION
             if transaction and (is_full or size_bytes + len(data) > TRANSACTION_BYTES_MAX):
                 yield transaction

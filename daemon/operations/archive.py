@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from archive.order import (
     RETENTION_DEFAULT_S,
@@ -24,17 +23,6 @@ from ledgers.errors import NoNodeError, RejectedError
 BEHIND_S = 60.0
 """An archive is behind if it lacks changes that are older. For so long another node may need to
 take over from one that ended."""
-OBSTACLES = {
-    "feed-off": (
-        "The change feed is disabled, and the archive is made of it.",
-        "Enable it: bookmender feed enable",
-    ),
-    "no-node": (
-        "No node archives.",
-        "Start a node that stands for election: bookmender daemon",
-    ),
-}
-"""By ``ArchiveStatus.stall``: what is wrong, and what to do."""
 
 
 class ArchiveStatus(Answer, frozen=True, kw_only=True):
@@ -49,29 +37,14 @@ class ArchiveStatus(Answer, frozen=True, kw_only=True):
     archived_ms: int | None = None
     """Everything up to this time is archived; null: nothing, because the first base is not
     complete."""
-    base_ms: int | None = None
-    """The time of the newest base."""
-    base_record_count: int | None = None
-    """Records of the base that is being written; null: there is none."""
-    number: int = 0
-    """The number of the last file."""
     denied_count: int = 0
     """Changes that are not archived, because an ACL hides the ledger."""
-    error: str = ""
-    """Why nothing is archived now."""
-    stall: str = ""
-    """``feed-off`` or ``no-node``: why nothing can be archived; empty if it can."""
     lag_s: float | None = None
     """Age of ``archived_ms``; before the first base is complete, of the order."""
-
-    @property
-    def obstacle(self) -> tuple[str, str] | None:
-        """Return why nothing is archived, and what to do; None if the archive goes on."""
-        if self.stall:
-            return OBSTACLES[self.stall]
-        if self.error:
-            return f"Nothing is archived: {printable(self.error)}.", "It is tried again and again."
-        return None
+    obstacle: str = ""
+    """Why nothing is archived now; empty if the archive goes on."""
+    action: str = ""
+    """What to do about the obstacle."""
 
 
 async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
@@ -83,32 +56,35 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
     if order is None:
         return ArchiveStatus(is_enabled=False)
     state = await read_state(cluster.store, cluster.paths, order)
-    state = state or ArchiveState(node="", written_ms=0)
+    state = state or ArchiveState(node="", written_ms=order.since_ms)
     try:
         data, _ = await cluster.store.get(cluster.paths.archiver)
         node = data.decode(errors="replace")
     except NoNodeError:
         node = None
     chain = (await read_chain(cluster.store, cluster.paths)).value
-    is_feed_on = chain is not None and chain.is_enabled
-    stall = "" if is_feed_on else "feed-off"
-    seen_ms = max(order.since_ms, state.written_ms)
-    if is_feed_on and node is None and now_ms - seen_ms > BEHIND_S * 1000:
-        stall = "no-node"
+    obstacle = action = ""
+    if chain is None or not chain.is_enabled:
+        obstacle = "The change feed is disabled, and the archive is made of it."
+        action = "Enable it: bookmender feed enable"
+    elif node is None and now_ms - state.written_ms > BEHIND_S * 1000:
+        obstacle = "No node archives."
+        action = "Start a node that stands for election: bookmender daemon"
+    elif state.error:
+        obstacle = f"Nothing is archived: {printable(state.error)}."
+        action = "It is tried again and again."
+    archived_ms = state.archived_ms or None
     return ArchiveStatus(
         is_enabled=True,
         url=order.url,
         includes=order.includes,
         retention_s=order.retention_s,
         node=node,
-        archived_ms=state.archived_ms or None,
-        lag_s=max(0, now_ms - (state.archived_ms or order.since_ms)) / 1000,
-        base_ms=state.base_ms or None,
-        base_record_count=state.base_record_count,
-        number=state.number,
+        archived_ms=archived_ms,
+        lag_s=max(0, now_ms - (archived_ms or order.since_ms)) / 1000,
         denied_count=state.denied_count,
-        error=state.error,
-        stall=stall,
+        obstacle=obstacle,
+        action=action,
     )
 
 
@@ -137,20 +113,10 @@ async def enable_archive(
         by=cluster.by,
         includes=includes,
         retention_s=retention_s,
-        base_ordered_ms=before.base_ordered_ms if before else 0,
     )
     await put(cluster.store, cluster.paths.archive, order)
     await cluster.note_order(order_event("archive enable"))
     return await read_archive(cluster, now_ms=clock.wall_ms())
-
-
-async def order_base(cluster: AdminSession, *, clock: Clock) -> None:
-    """Order a new base. Raises RejectedError if nothing is archived."""
-    before = (await read_order(cluster.store, cluster.paths)).value
-    if before is None:
-        raise RejectedError("nothing is archived. First: bookmender archive enable --to URL")
-    order = replace(before, base_ordered_ms=clock.wall_ms())
-    await put(cluster.store, cluster.paths.archive, order)
 
 
 async def disable_archive(cluster: AdminSession) -> bool:

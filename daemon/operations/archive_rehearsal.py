@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from archive.places import Place
 from archive.reading import Archive
 from archive.restore import ALONE_LAST, RestorePlan, differences, live_ledgers, plan_restore
 from archive.znodes import read_znodes
@@ -22,7 +21,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.processes import KILL_TIMEOUT_S, wait_until
 from daemon.local.servers import ZOOKEEPER_HEAP_MIB, Servers, is_zookeeper_ready
 from daemon.local.spec import ClusterSpec
-from daemon.operations.archive_restore import OnProgress, Rehearsed, find_point, restore_cluster
+from daemon.operations.archive_restore import OnProgress, Rehearsed, restore_cluster
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
 from ledgers.manager import LedgerManager
@@ -33,11 +32,13 @@ LEDGERS_A_MIB: Final = 1_000
 """Ledgers that ZooKeeper can keep in a MiB of its heap."""
 
 
-def rehearse(place: Place, *, tell: Callable[[str], None], on_progress: OnProgress) -> Rehearsed:
+def rehearse(
+    archive: Archive, *, tell: Callable[[str], None], on_progress: OnProgress
+) -> Rehearsed:
     """Restore the newest point, and compare. It blocks. ``on_progress``: called with the ledgers
     that are written, and all. Raises SettingsError without Java, CorruptionError, UnavailableError
     if ZooKeeper does not start."""
-    plan = plan_restore(Archive(place), find_point(place, None))
+    plan = plan_restore(archive, archive.point(is_exact=False))
     heap_mib = ZOOKEEPER_HEAP_MIB + plan.ledger_count // LEDGERS_A_MIB
     jars.fetch(on_progress=lambda done, total: tell(f"downloading jar {done + 1} of {total}, once"))
     tell(f"restoring into a scratch ZooKeeper with {heap_mib} MiB of heap")
@@ -48,14 +49,14 @@ def rehearse(place: Place, *, tell: Callable[[str], None], on_progress: OnProgre
 
     async def restore() -> Rehearsed:
         began_s = time.monotonic()
-        await restore_cluster(settings, place, plan, on_progress=on_progress)
+        await restore_cluster(settings, archive, plan, on_progress=on_progress)
         duration_s = round(time.monotonic() - began_s, 1)
         async with open_store(settings) as store:
             return Rehearsed(
                 ledger_count=plan.ledger_count,
                 cookie_count=len(plan.bookies),
                 duration_s=duration_s,
-                different=await compare_all(store, place, plan),
+                different=await compare_all(store, archive, plan),
             )
 
     with TemporaryDirectory(prefix="bookmender-", ignore_cleanup_errors=True) as name:
@@ -68,14 +69,14 @@ def rehearse(place: Place, *, tell: Callable[[str], None], on_progress: OnProgre
             child.wait(timeout_s=KILL_TIMEOUT_S)
 
 
-async def compare_all(store: MetadataStore, place: Place, plan: RestorePlan) -> list[str]:
+async def compare_all(store: MetadataStore, archive: Archive, plan: RestorePlan) -> list[str]:
     """Return the ledgers, cookies and other znodes for bookies that are not in ZooKeeper byte for
     byte as in the archive. Raises CorruptionError, UnavailableError."""
     root = plan.point.header.root
     live = await live_ledgers(store, LedgerManager(store, root, plan.layout))
     live += [record async for record in read_znodes(store, root)]
     found = []
-    for each in differences(Archive(place).state(plan.point), live):
+    for each in differences(archive.state(plan.point), live):
         if (ledger_id := ledger_id_of(each.key)) is not None:
             found.append(f"ledger {ledger_id}")
         elif (path := each.key[1:].decode()).startswith(("cookies", *ALONE_LAST)):

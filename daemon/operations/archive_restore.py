@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from archive.format import LATEST, FileKind, Header, Record
+from archive.format import FileKind, Header, Record
 from archive.order import read_order
-from archive.places import Place
 from archive.reading import Archive, Point
 from archive.restore import Clone, Restore, RestorePlan, differences
 from checkpoints.model import ledger_id_of
@@ -86,10 +85,9 @@ class Verified(Answer, frozen=True, kw_only=True):
     """null: none was asked for."""
 
 
-def verify(place: Place, *, on_progress: OnProgress) -> Verified:
+def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
     """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
     number of all. Raises CorruptionError."""
-    archive = Archive(place)
     numbers = archive.numbers()
     byte_count = record_count = base_count = 0
     first: Header | None = None
@@ -123,24 +121,6 @@ def verify(place: Place, *, on_progress: OnProgress) -> Verified:
     )
 
 
-def forget(place: Place) -> int:
-    """Delete all files of an archive, the oldest first. It blocks. Return their number."""
-    names = [name for _, name in Archive(place).stored()]
-    for name in [*names, LATEST]:
-        place.delete(name)
-    return len(names)
-
-
-def find_point(place: Place, at: tuple[int, bool] | None) -> Point:
-    """Return the last point that is not after ``at``: a time in milliseconds and True, or a
-    checkpoint and False. None: the newest, exact or not. It blocks."""
-    archive = Archive(place)
-    if at is None:
-        return archive.point(is_exact=False)
-    moment, is_time = at
-    return archive.point(time_ms=moment) if is_time else archive.point(checkpoint=moment)
-
-
 class ChangedLedger(Answer, frozen=True, kw_only=True):
     """A ledger that differs between two moments."""
 
@@ -158,10 +138,9 @@ class ArchiveDifference(Answer, frozen=True, kw_only=True):
     ledgers: list[ChangedLedger]
 
 
-def compare(place: Place, before: Point, after: Point | list[Record]) -> ArchiveDifference:
+def compare(archive: Archive, before: Point, after: Point | list[Record]) -> ArchiveDifference:
     """Compare a point with another one, or with the ledgers that ZooKeeper has. It blocks. Raises
     CorruptionError."""
-    archive = Archive(place)
     later = archive.state(after) if isinstance(after, Point) else after
     ledgers = []
     for each in differences(archive.state(before), later):
@@ -184,52 +163,43 @@ class RestoreSummary(Answer, frozen=True, kw_only=True):
     """What a restore writes, or has written."""
 
     point: ArchivePoint
+    until_ms: int
+    """The state was the same from the point until this time. Later changes are missing."""
     root: str
-    ledger_count: int
-    ledger_bytes: int
     by_state: dict[str, int]
-    unreadable_count: int
+    """Ledgers, also those whose state is ``unreadable``."""
     znode_count: int
     """Other znodes: orders, cookies, further trees."""
     bookies: list[str]
     """Bookies whose cookies are restored."""
     first_new_id: int
     """New ledgers get this id or a higher one."""
-    confirmed_ms: int
-    """Nothing changed between the point and this time; 0: unknown, or later changes exist."""
-    is_done: bool = False
 
-
-def summary(place: Place, plan: RestorePlan, *, is_done: bool = False) -> RestoreSummary:
-    """It blocks. Raises CorruptionError."""
-    header = plan.point.header
-    return RestoreSummary(
-        point=ArchivePoint.of(header),
-        root=header.root,
-        ledger_count=plan.ledger_count,
-        ledger_bytes=plan.ledger_bytes,
-        by_state=dict(plan.by_state),
-        unreadable_count=plan.unreadable_count,
-        znode_count=len(plan.others),
-        bookies=list(plan.bookies),
-        first_new_id=plan.first_new_id,
-        confirmed_ms=Archive(place).confirmed_ms(plan.point),
-        is_done=is_done,
-    )
+    @classmethod
+    def of(cls, plan: RestorePlan) -> RestoreSummary:
+        return cls(
+            point=ArchivePoint.of(plan.point.header),
+            until_ms=plan.until_ms,
+            root=plan.point.header.root,
+            by_state=dict(plan.by_state),
+            znode_count=len(plan.others),
+            bookies=list(plan.bookies),
+            first_new_id=plan.first_new_id,
+        )
 
 
 async def restore_cluster(
     settings: Settings,
-    place: Place,
+    archive: Archive,
     plan: RestorePlan,
     *,
     clone: Clone | None = None,
     only_check: bool = False,
     on_progress: OnProgress = lambda done, total: None,
-) -> None:
+) -> bool:
     """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
-    stands against it. ``on_progress``: called with the ledgers that are written, and all. Raises
-    what ``Restore.run`` raises."""
+    stands against it. ``on_progress``: called with the ledgers that are written, and all. Return
+    True if an earlier restore was interrupted. Raises what ``Restore.run`` raises."""
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -237,21 +207,21 @@ async def restore_cluster(
         restore = Restore(
             store=store,
             root=root,
-            archive=Archive(place),
+            archive=archive,
             plan=plan,
             clock=SystemClock(),
             clone=clone,
             on_progress=lambda count: on_progress(count, plan.ledger_count),
         )
-        await (restore.check() if only_check else restore.run())
+        return await (restore.check() if only_check else restore.run())
 
 
 async def restore_one(
-    settings: Settings, place: Place, point: Point, ledger_id: int, *, acts: bool, tell: Tell
+    settings: Settings, archive: Archive, point: Point, ledger_id: int, *, acts: bool, tell: Tell
 ) -> str:
     """Give a ledger the metadata that it had, and return what was done. Raises RejectedError,
     RestoreRefusedError if copies may be missing."""
-    records = Archive(place).state(point)
+    records = archive.state(point)
     found = (record.data for record in records if record.ledger_id == ledger_id)
     archived = await asyncio.to_thread(lambda: next(found, None))
     if archived is None:

@@ -569,10 +569,10 @@ def archive_stalled(status: Status) -> Found | None:
     bookmender stands for election.
     Do: bookmender archive status names the cause and the next step.
     Clears: some seconds after a node archives again, and when the archive is disabled."""
-    if status.archive is None or (obstacle := status.archive.obstacle) is None:
+    archive = status.archive
+    if archive is None or not archive.obstacle:
         return None
-    fact, action = obstacle
-    return Found("WARN", fact, action, msgspec.to_builtins(status.archive))
+    return Found("WARN", archive.obstacle, archive.action, msgspec.to_builtins(archive))
 
 
 @condition

@@ -39,7 +39,7 @@ def test_what_differs_from_the_archive_is_named(change: str) -> None:
             case "cookie":
                 await lost.store.delete(f"{ROOT}/cookies/{BOOKIES[0]}")
 
-        assert await compare_all(lost.store, cluster.place, lost.plan) == expected
+        assert await compare_all(lost.store, lost.archive, lost.plan) == expected
 
     run(scenario())
 

@@ -11,8 +11,9 @@ import pytest
 
 from archive.format import file_name
 from archive.reading import Archive
-from archive.restore import Clone, Restore, RestoreRefusedError, differences, plan_restore
+from archive.restore import Clone, Restore, RestoreRefusedError, plan_restore
 from checkpoints.chain import read_chain
+from daemon.operations.archive_restore import compare
 from ledgers.codec.layout import Layout, MetadataUri, serialize_layout
 from ledgers.errors import BookmenderError, ConflictError, CorruptionError, UnavailableError
 from ledgers.manager import LedgerManager
@@ -77,7 +78,7 @@ def test_a_restored_cluster_has_everything_but_marks() -> None:
         cluster = await archived()
         lost = Lost(cluster)
 
-        await lost.restore().run()
+        assert not await lost.restore().run()
 
         assert lost.ledgers() == cluster.present()
         znodes = lost.tree.snapshot()
@@ -167,7 +168,7 @@ def test_a_ledger_that_differs_stops_a_restore() -> None:
         again = Lost(cluster)
         path = again.plan.layout.path(ROOT, ledger_id)
         end = again.plan.point.header
-        marker = b'{"generation":%d,"checkpoint":%d}' % (end.generation, end.end)
+        marker = b'{"generation":%d,"checkpoint":"%#x"}' % (end.generation, end.end)
         await again.store.create(f"{PATHS.private.directory}/restoring", marker, with_parents=True)
         await again.store.create(path, b"other", with_parents=True)
 
@@ -213,6 +214,20 @@ def test_a_clone_names_other_bookies_and_another_cluster() -> None:
     run(scenario())
 
 
+def test_a_clone_that_would_name_an_original_bookie_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        cluster = await archived()
+        lost = Lost(cluster)
+        some = {bookie: BookieId(f"new-{bookie}") for bookie in BOOKIES[1:]}
+
+        with pytest.raises(RestoreRefusedError, match=BOOKIES[0]):
+            await lost.restore(clone=Clone(instance_id="cluster-2", bookies=some)).run()
+
+        assert not lost.tree.snapshot().keys() - MemoryTree(clock=LoopClock()).snapshot().keys()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("damage", [each for each in DAMAGE if each != "of another chain"])
 def test_a_damaged_archive_is_not_planned(damage: str) -> None:
     async def scenario() -> None:
@@ -233,7 +248,7 @@ def test_an_archive_that_is_damaged_during_a_restore_lets_no_bookie_start() -> N
     async def scenario() -> None:
         cluster = await archived()
         lost = Lost(cluster)
-        name = file_name(lost.plan.point.number)
+        name = file_name(lost.plan.point.header.number)
         DAMAGE["cut"](cluster.place.files, name)
 
         with pytest.raises(CorruptionError) as caught:
@@ -272,7 +287,7 @@ def test_of_two_restores_of_different_points_at_once_one_is_refused() -> None:
             lost.restore().run(), earlier.restore().run(), return_exceptions=True
         )
 
-        assert [type(each) for each in results] == [type(None), RestoreRefusedError]
+        assert [type(each) for each in results] == [bool, RestoreRefusedError]
         assert lost.ledgers() == cluster.present()
 
     run(scenario())
@@ -286,9 +301,13 @@ def test_two_points_are_compared() -> None:
         first = reading.point(checkpoint=last.base.end)
         was, now = ledgers_of(reading, first), ledgers_of(reading, last)
 
-        found = list(differences(reading.state(first), reading.state(last)))
+        found = compare(reading, first, last)
 
-        changed = {each.key for each in found if each.key.startswith(b"L")}
-        assert len(changed) == len(dict(was.items() ^ now.items()))
+        changes = {each.ledger_id: each.change for each in found.ledgers}
+        expected = dict.fromkeys(now.keys() - was.keys(), "created")
+        expected |= dict.fromkeys(was.keys() - now.keys(), "deleted")
+        expected |= {i: "changed" for i in was.keys() & now.keys() if was[i] != now[i]}
+        assert expected
+        assert changes == expected
 
     run(scenario())

@@ -380,8 +380,9 @@ SCENES: dict[str, dict[str, Any]] = {
     },
     "fsck, all repaired": {"fsck": fsck(wrong=4, marked=4)},
     "a stalled feed": {"feed_stall": FeedStall.of(STALLED), "taken_ms": 300_000},
-    "a stalled archive": {"archive": replace_struct(ARCHIVED, error="the place is full")},
-    "no node archives": {"archive": replace_struct(ARCHIVED, stall="no-node")},
+    "a stalled archive": {
+        "archive": replace_struct(ARCHIVED, obstacle="The place is full.", action="Wait.")
+    },
     "an archive without a base": {
         "archive": replace_struct(ARCHIVED, archived_ms=None, lag_s=300.0)
     },
