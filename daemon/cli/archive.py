@@ -146,15 +146,13 @@ def archive() -> None:
     "--retention",
     "retention_s",
     type=Duration(least_s=3600),
-    default=f"{RETENTION_DEFAULT_S // 86_400}d",
-    show_default=True,
-    help="How long earlier states are kept.",
+    help=f"How long earlier states are kept; at first {RETENTION_DEFAULT_S // 86_400} days.",
 )
 @cluster_options
 def enable(
-    url: str, includes: tuple[str, ...], retention_s: int, config: Path | None, output: str
+    url: str, includes: tuple[str, ...], retention_s: int | None, config: Path | None, output: str
 ) -> None:
-    """Begin to archive. A node does it, so each node must reach the place.
+    """Begin to archive, or change what is archived. Each node must reach the place.
 
     The change feed must be enabled. For Pulsar, --include /managed-ledgers --include /admin keeps
     what names the ledgers; these znodes are read once a minute, so they are not of one moment.
@@ -166,7 +164,7 @@ def enable(
     async def act(cluster: AdminSession) -> ArchiveStatus:
         clock = await shared_clock(cluster)
         return await enable_archive(
-            cluster, url, includes=includes, retention_s=retention_s, clock=clock
+            cluster, url, includes=includes or None, retention_s=retention_s, clock=clock
         )
 
     found = run_in_session(config, act)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from archive.order import (
     RETENTION_DEFAULT_S,
@@ -89,10 +90,16 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
 
 
 async def enable_archive(
-    cluster: AdminSession, url: str, *, includes: tuple[str, ...], retention_s: int, clock: Clock
+    cluster: AdminSession,
+    url: str,
+    *,
+    includes: tuple[str, ...] | None,
+    retention_s: int | None,
+    clock: Clock,
 ) -> ArchiveStatus:
-    """Order the archive. Raises SettingsError if the place cannot be used, RejectedError if the
-    feed is off or another place is in use."""
+    """Order the archive. ``includes``, ``retention_s``: None keeps the present value. Raises
+    SettingsError if the place cannot be used, RejectedError if the feed is off or another place is
+    in use."""
     place = await asyncio.to_thread(open_place, url)
     await asyncio.to_thread(place.names)
     chain = (await read_chain(cluster.store, cluster.paths)).value
@@ -107,13 +114,11 @@ async def enable_archive(
             f"the archive is in {before.url}. To use another place, first: bookmender archive "
             "disable"
         )
-    order = ArchiveOrder(
-        url=url,
-        since_ms=before.since_ms if before else clock.wall_ms(),
-        by=cluster.by,
-        includes=includes,
-        retention_s=retention_s,
-    )
+    order = replace(before or ArchiveOrder(url=url, since_ms=clock.wall_ms(), by=""), by=cluster.by)
+    if includes is not None:
+        order = replace(order, includes=includes)
+    if retention_s is not None:
+        order = replace(order, retention_s=retention_s)
     await put(cluster.store, cluster.paths.archive, order)
     await cluster.note_order(order_event("archive enable"))
     return await read_archive(cluster, now_ms=clock.wall_ms())
