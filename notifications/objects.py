@@ -138,6 +138,7 @@ class ObjectSource:
             changes = [Change(key, zxid) for key, zxid in now.items() if before.get(key) != zxid]
             # The zxid of a deletion was in a batch that is gone.
             changes += [Change(key, None, True) for key in before.keys() - now.keys()]
+            return Batch(changes, self._end.zxid, horizon=self._end.zxid)
         return Batch(changes, self._end.zxid)
 
     async def _read_all(self) -> tuple[dict[Key, Version], _End]:
