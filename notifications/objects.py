@@ -339,7 +339,9 @@ class ObjectPublisher:
         for name, wanted in batch.items():
             path = paths[name]
             if wanted.is_deleted:
-                operations += [Delete(path=path)] if name in there else []
+                # Creating it first fails if another publisher has created it since.
+                operations += [] if name in there else [Create(path=path)]
+                operations.append(Delete(path=path))
             elif name in there:
                 operations.append(SetData(path=path, data=b"", version=ANY_VERSION))
             else:

@@ -38,7 +38,8 @@ class Truth:
 
     def last(self, key: Key, position: Version | None = None) -> Change | None:
         """Return the last change up to this position."""
-        known = [c for c in self.changes[key] if position is None or (c.version or 0) <= position]
+        changes = self.changes.get(key, [])
+        known = [c for c in changes if position is None or (c.version or 0) <= position]
         return known[-1] if known else None
 
 
@@ -76,7 +77,9 @@ class Judge:
             assert last.version is not None
             told = self.table.answer(key, last.version - 1)
             assert told is not None, f"{last} is not told at {position}"
-            assert told.version in (None, last.version), (told, last)
+            # A deletion of nothing is told as well.
+            is_deleted_twice = last.is_deleted and told.is_deleted
+            assert told.version in (None, last.version) or is_deleted_twice, (told, last)
             assert told.version is None or told.is_deleted == last.is_deleted, (told, last)
             assert bool(self.table.version_of(key)) != last.is_deleted, (told, last)
 
