@@ -10,6 +10,7 @@ import pytest
 
 from auditor.mark_reasons import LossKind, LossRecord, LossRecords
 from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Create, Delete, Operation, SetData
 from notifications.bookies import BookieSource
 from notifications.protocol import Change, bookie
@@ -25,7 +26,7 @@ LOSSES = ClusterPaths.below(ROOT).losses
 AVAILABLE, READ_ONLY, COOKIES = (
     f"{ROOT}/{name}" for name in ("available", "available/readonly", "cookies")
 )
-NAMES = [f"b{number}:3181" for number in range(4)]
+NAMES = [BookieId(f"b{number}:3181") for number in range(4)]
 SEEDS = 60
 
 
@@ -67,7 +68,7 @@ class Cluster:
         for operation in operations:
             await self.store.multi([operation])
 
-    async def lose(self, *names: str) -> None:
+    async def lose(self, *names: BookieId) -> None:
         record = LossRecord(kind=LossKind.LOST, since_ms=1)
         data = LossRecords(bookies=dict.fromkeys(names, record)).to_json()
         await self.apply(SetData(path=LOSSES, data=data, version=ANY_VERSION))

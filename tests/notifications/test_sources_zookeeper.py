@@ -43,7 +43,7 @@ async def until_told(table: VersionTable, expected: Change) -> None:
     """Return when the table has the change, which no earlier change may replace."""
     assert expected.version is not None
     async with asyncio.timeout(TIMEOUT_S):
-        while table.answer(expected.key, expected.version - 1) != expected:  # noqa: ASYNC110
+        while table.answer(expected.key, expected.version - 1) != expected:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.02)
 
 
