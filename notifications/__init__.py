@@ -7,9 +7,9 @@ follows the change feed and watches ZooKeeper as any reader does, and clients re
 Rule W, on which all this stands: *a frame* ``changes(positions=P, n=N)`` *means: of each object
 that was registered by messages up to N, the client has now been told the latest version that is
 not above the position of the object's kind, or that this version is unknown.* So a lost connection
-needs nothing but the positions; duplicates are harmless; any server serves any client. Seven
-conditions keep the rule true. ``tests/notifications/test_rule.py`` breaks each of them, and finds a
-history that loses a change:
+needs nothing but the positions; duplicates are harmless; any server serves any client. Eight
+conditions keep the rule true. Tests break each of them, and find a history that loses a change
+(``test_rule``, ``test_conditions``, ``test_bookies``, ``test_objects``):
 
 1. A server behind a client answers only after it has caught up (``session``).
 2. Of an answer in several frames, only the last carries the new positions and N (``session``).
@@ -22,6 +22,7 @@ history that loses a change:
 6. On a new connection, no answer moves the positions before the server knows all registrations
    (``client_state``).
 7. A change whose zxid is not known is told without a version (``versions``).
+8. What may have come and gone between two readings raises the horizon (``bookies``, ``objects``).
 
 - ``protocol``: frames, keys, resume points and the digest of registrations.
 - ``versions``: the latest version of each object of one kind.

@@ -12,7 +12,7 @@ disappear between two readings, all but the last do so at an unknown zxid.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,9 +33,10 @@ ROUNDS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one znode says of the bookies. ``zxid``: of its last change; 0 if there is no such
-    znode. ``change_count``: the number of its changes."""
+    """What one znode says of the bookies. ``is_list``: by its children. ``zxid``: of its last
+    change; 0 if there is no such znode. ``change_count``: the number of its changes."""
 
+    is_list: bool = True
     zxid: Version = 0
     change_count: int = 0
     says: Mapping[str, int] = field(default_factory=dict)
@@ -60,14 +61,15 @@ class BookieSource:
         self._read_only = f"{root}/available/{READ_ONLY}"
         self._cookies = f"{root}/cookies"
         self._losses = ClusterPaths.below(root).losses
-        self._parts: _Parts = (_Part(), _Part(), _Part(), _Part())
+        self._parts: _Parts = (_Part(), _Part(), _Part(), _Part(is_list=False))
         self._position: Version = 0
 
     async def load(self) -> VersionTable:
         await self._read_again()
         table = VersionTable(BOOKIE, position=self._position, horizon=self._position)
+        steps = [_Step(None, part, may_hide=True) for part in self._parts]
         for name in self._parts[0].says.keys() | self._parts[1].says.keys():
-            if found := _last_change(name, None, self._parts):
+            if found := _last_change(name, steps):
                 table.apply([found[1]], position=found[0])
         return table
 
@@ -83,14 +85,14 @@ class BookieSource:
     async def _read_batch(self) -> Batch:
         before = self._parts
         await self._read_again()
-        names = {
-            name
-            for then, now in zip(before, self._parts, strict=True)
-            if then is not now
-            for name in then.says.keys() | now.says.keys()
-        }
-        found = [_last_change(name, before, self._parts) for name in sorted(names)]
-        return Batch([each[1] for each in found if each is not None], self._position)
+        steps = [_Step.between(*pair) for pair in zip(before, self._parts, strict=True)]
+        names = {name for part in (*before, *self._parts) for name in part.says}
+        found = [_last_change(name, steps) for name in sorted(names)]
+        return Batch(
+            [each[1] for each in found if each is not None],
+            self._position,
+            horizon=self._position if any(step.may_hide for step in steps) else 0,
+        )
 
     async def _read_again(self) -> None:
         """Read all parts as they were at one moment.
@@ -144,26 +146,52 @@ class BookieSource:
             for name, loss in (stored.value.bookies if stored.value else {}).items()
             if loss.kind is LossKind.LOST and loss.ended_ms is None
         }
-        return _Part(zxid=zxid, change_count=stored.version if zxid else 0, says=lost)
+        return _Part(
+            is_list=False, zxid=zxid, change_count=stored.version if zxid else 0, says=lost
+        )
 
 
-def _last_change(name: str, before: _Parts | None, now: _Parts) -> tuple[Version, Change] | None:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Two readings of a part; ``then``: None if nothing is known of the first. ``may_hide``: what
+    both say of a bookie may have been different between them."""
+
+    then: _Part | None
+    now: _Part
+    may_hide: bool
+
+    @classmethod
+    def between(cls, then: _Part, now: _Part) -> _Step:
+        if then is now:
+            return cls(then, now, may_hide=False)
+        change_count = now.change_count - then.change_count
+        if not now.is_list:
+            return cls(then, now, may_hide=change_count != 1)
+        names = then.says.keys() | now.says.keys()
+        changed = [name for name in names if then.says.get(name) != now.says.get(name)]
+        seen_count = sum((name in then.says) + (name in now.says) for name in changed)
+        return cls(then, now, may_hide=change_count != seen_count)
+
+    def last_change(self, name: str) -> tuple[Version, bool] | None:
+        """Return a zxid that the last change of a bookie is not above, and whether it is exact;
+        None if the bookie did not change."""
+        then, now, said = self.then, self.now, self.now.says.get(name)
+        if then is not None and then.says.get(name) == said:
+            # No two children have one czxid, so a child that is the same was there all the time.
+            is_hidden = self.may_hide and not (now.is_list and said is not None)
+            return (now.zxid, False) if is_hidden else None
+        if now.is_list and said is not None and said > 0:
+            return said, True
+        return now.zxid, then is not None and now.change_count == then.change_count + 1
+
+
+def _last_change(name: str, steps: Sequence[_Step]) -> tuple[Version, Change] | None:
     """Return the last change of a bookie, with a zxid that it is not above; None if it did not
-    change. ``before``: None if nothing is known of it."""
-    is_registered = name in now[0].says or name in now[1].says
-    ends: list[tuple[Version, bool]] = []
-    """For each part, the zxid and whether it is exact."""
-    for index, part in enumerate(now):
-        is_list, said = index < 3, part.says.get(name)
-        if is_registered and not is_list:
-            continue
-        if before is not None and before[index].says.get(name) == said:
-            continue
-        if is_list and said is not None and said > 0:
-            ends.append((said, True))
-        else:
-            is_only_one = before is not None and part.change_count == before[index].change_count + 1
-            ends.append((part.zxid, is_only_one))
+    change. ``steps``: of all parts."""
+    *lists, losses = steps
+    is_registered = any(name in step.now.says for step in lists[:2])
+    found = [step.last_change(name) for step in (lists if is_registered else (*lists, losses))]
+    ends = [end for end in found if end is not None]
     if not ends:
         return None
     zxid, is_exact = max(ends)

@@ -125,5 +125,6 @@ class Follower:
                     source.kind,
                     batch.changes,
                     position=batch.position,
+                    horizon=batch.horizon,
                     now_s=self._clock.now_s(),
                 )

@@ -34,11 +34,17 @@ class Matcher:
         self._note_positions()
 
     def apply(
-        self, kind: str, changes: Iterable[Change], *, position: Version, now_s: float
+        self,
+        kind: str,
+        changes: Iterable[Change],
+        *,
+        position: Version,
+        horizon: Version = 0,
+        now_s: float,
     ) -> None:
-        """Take all changes of one kind up to this position."""
+        """Take all changes of one kind up to this position. ``horizon``: as in ``Batch``."""
         changes = list(changes)
-        self.tables[kind].apply(changes, position=position)
+        self.tables[kind].apply(changes, position=position, horizon=horizon)
         self.heard_s[kind] = now_s
         for change in changes:
             if (holders := self.holders.get(change.key)) is not None:

@@ -138,6 +138,7 @@ class ObjectSource:
             changes = [Change(key, zxid) for key, zxid in now.items() if before.get(key) != zxid]
             # The zxid of a deletion was in a batch that is gone.
             changes += [Change(key, None, True) for key in before.keys() - now.keys()]
+            return Batch(changes, self._end.zxid, horizon=self._end.zxid)
         return Batch(changes, self._end.zxid)
 
     async def _read_all(self) -> tuple[dict[Key, Version], _End]:
@@ -338,7 +339,9 @@ class ObjectPublisher:
         for name, wanted in batch.items():
             path = paths[name]
             if wanted.is_deleted:
-                operations += [Delete(path=path)] if name in there else []
+                # Creating it first fails if another publisher has created it since.
+                operations += [] if name in there else [Create(path=path)]
+                operations.append(Delete(path=path))
             elif name in there:
                 operations.append(SetData(path=path, data=b"", version=ANY_VERSION))
             else:

@@ -22,10 +22,15 @@ FRESH_EVERY_S: Final = 5.0
 class Batch:
     """All changes of a kind up to ``position`` that no earlier batch contained. Of an object with
     several changes, the last one is enough. Its version is None if it is only known that it is not
-    above the position. Without changes, a batch proves that the source is fresh."""
+    above the position. Without changes, a batch proves that the source is fresh.
+
+    ``horizon``: objects that do not exist may have been created and deleted again up to there,
+    although no batch says so; 0: none.
+    """
 
     changes: list[Change]
     position: Version
+    horizon: Version = 0
 
 
 class Source(Protocol):

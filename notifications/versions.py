@@ -51,13 +51,14 @@ class VersionTable:
         index = self._index(key)
         return self._others.get(key, 0) if index is None else self._versions[index]
 
-    def apply(self, changes: Iterable[Change], *, position: Version) -> None:
-        """Add all changes up to this position. A change without a version is one that happened at
-        an unknown zxid up to it.
+    def apply(self, changes: Iterable[Change], *, position: Version, horizon: Version = 0) -> None:
+        """Add all changes up to this position. ``horizon``: objects that are not here may have been
+        created and deleted again up to there.
 
-        Such a change is told without a version. Any number would lose it: a client that crashes
-        before it has finished begins again below that number, perhaps at another server, which
-        knows the right one. A lower number would be no news to a client between the two.
+        A change without a version happened at an unknown zxid up to the position, and is told
+        without a version. Any number would lose it: a client that crashes before it has finished
+        begins again below that number, perhaps at another server, which knows the right one. A
+        lower number would be no news to a client between the two.
         """
         for change in changes:
             key, is_deleted = change.key, change.is_deleted
@@ -78,6 +79,7 @@ class VersionTable:
             self.horizon = max(self.horizon, self._deleted.pop(oldest))
             self._vague.discard(oldest)
         self.position = max(self.position, position)
+        self.horizon = max(self.horizon, horizon)
 
     def answer(self, key: Key, known: Version) -> Change | None:
         """Return what a client that knows this version must be told; None: nothing.
@@ -86,10 +88,9 @@ class VersionTable:
         horizon or later: else the object may have existed, and been deleted, since.
         """
         version, deleted = self.version_of(key), self._deleted.get(key, 0)
-        if last := version or deleted:
-            told = None if key in self._vague else last
-            return Change(key, told, not version) if last > known else None
-        return Change(key, None) if known < self.horizon else None
+        if (last := version or deleted) > known:
+            return Change(key, None if key in self._vague else last, not version)
+        return Change(key, None) if not version and known < self.horizon else None
 
     def _index(self, key: Key) -> int | None:
         if self.kind != LEDGER or not self._ids:
