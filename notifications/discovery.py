@@ -9,7 +9,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
-from ledgers.errors import NoNodeError
+from ledgers.errors import NoNodeError, UnauthorizedError
 from ledgers.store import ANY_VERSION, MetadataStore
 from notifications.protocol import Positions
 from replication.znodes import ClusterPaths, ensure_znode
@@ -66,17 +66,17 @@ async def remove_server(store: MetadataStore, paths: ClusterPaths, server: str) 
 
 
 async def read_servers(store: MetadataStore, paths: ClusterPaths) -> list[ServerRecord]:
-    """Return the living servers by id. Raises UnavailableError."""
+    """Return the living servers by id, as far as ACLs show them. Raises UnavailableError."""
     try:
         names = sorted(await store.children(paths.notify))
-    except NoNodeError:
+    except (NoNodeError, UnauthorizedError):
         return []
 
     async def read(name: str) -> ServerRecord | None:
         try:
             data, _ = await store.get(f"{paths.notify}/{name}")
             return _decoder.decode(data)
-        except (NoNodeError, msgspec.MsgspecError):
+        except (NoNodeError, UnauthorizedError, msgspec.MsgspecError):
             return None
 
     found = await asyncio.gather(*(read(name) for name in names))
