@@ -15,6 +15,8 @@ from daemon.local.java import OLDEST_MAJOR, Java
 from ledgers.errors import BookmenderError, SettingsError
 
 SOURCES = Path(__file__).parent
+NOTIFICATIONS = SOURCES.parents[1] / "docs" / "examples" / "LedgerNotifications.java"
+"""What the documents offer to Java programs. Our program uses it as they would."""
 COMPILE_TIMEOUT_S = 120.0
 JAR = "program.jar"
 
@@ -46,7 +48,7 @@ def compiled_classes(version: str, java: Java) -> Path:
 
 
 def _sources() -> list[Path]:
-    return sorted(SOURCES.glob("*.java"))
+    return [*sorted(SOURCES.glob("*.java")), NOTIFICATIONS]
 
 
 def _sources_hash() -> str:
