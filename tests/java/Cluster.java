@@ -12,6 +12,7 @@ import org.apache.bookkeeper.client.BookKeeper.DigestType;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.client.api.LedgerMetadata;
+import org.apache.bookkeeper.client.api.OpenBuilder;
 import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.meta.LedgerManager;
 import org.apache.bookkeeper.net.BookieId;
@@ -111,6 +112,16 @@ final class Cluster {
                                 DigestType.fromApiDigestType(metadata.getDigestType()),
                                 metadata.getPassword(),
                                 true);
+    }
+
+    /** With recovery where it is open, as programs do. */
+    OpenBuilder howToOpen(long ledgerId) throws Exception {
+        LedgerMetadata metadata = ledgers().readLedgerMetadata(ledgerId).get().getValue();
+        return client.newOpenLedgerOp()
+                .withLedgerId(ledgerId)
+                .withDigestType(metadata.getDigestType())
+                .withPassword(metadata.getPassword())
+                .withRecovery(true);
     }
 
     void close() {

@@ -2,9 +2,9 @@ package bookmender;
 
 import java.security.MessageDigest;
 import java.util.HexFormat;
-import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.apache.bookkeeper.client.api.LedgerEntry;
+import org.apache.bookkeeper.client.api.ReadHandle;
 
 /**
  * What a reader sees of a ledger through the Java client.
@@ -18,7 +18,7 @@ record Content(long lastEntryId, long bytes, String sha256) {
     private static final long BATCH_ENTRIES_MAX = 500;
 
     /** Entries 0 to {@code lastEntryId}, those after the last add confirmed included. */
-    static Content read(LedgerHandle handle, long lastEntryId) throws Exception {
+    static Content read(ReadHandle handle, long lastEntryId) throws Exception {
         MessageDigest sha256 = MessageDigest.getInstance("SHA-256");
         long bytes = 0;
         long batch = 1; // until the first entry was seen

@@ -1,12 +1,17 @@
 package bookmender;
 
+import java.net.http.HttpClient;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.LedgerHandle;
+import org.apache.bookkeeper.client.api.ReadHandle;
 
-/** Reads ledgers as any reader does, through a LedgerHandle. */
+/** Reads ledgers as any reader does, through a handle. */
 final class Reader {
+    private static LedgerNotifications notifications;
+
     private Reader() {}
 
     /**
@@ -37,13 +42,14 @@ final class Reader {
     }
 
     /**
-     * Opens {@code ledgers} with recovery, as handles that follow their metadata, and reads each of them
-     * through the same handle for every line that comes in on stdin, until stdin ends.
+     * Opens {@code ledgers} with recovery, and reads each of them through the same handle for every line
+     * that comes in on stdin, until stdin ends. {@code handles}: {@code following} (the default) their
+     * metadata; {@code plain}; or {@code notified} by the server {@code notifyServer}.
      */
     static int follow(Cluster cluster, Options options, Output output) throws Exception {
-        Map<Long, LedgerHandle> handles = new LinkedHashMap<>();
+        Map<Long, ReadHandle> handles = new LinkedHashMap<>();
         for (long ledgerId : options.numbers("ledgers")) {
-            handles.put(ledgerId, cluster.openAndFollow(ledgerId));
+            handles.put(ledgerId, open(cluster, ledgerId, options));
             output.line("kind", "followed", "ledger", ledgerId);
         }
         for (int character = System.in.read(); character != -1; character = System.in.read()) {
@@ -54,7 +60,29 @@ final class Reader {
         return Main.WELL;
     }
 
-    private static void readAgain(long ledgerId, LedgerHandle handle, Output output) {
+    private static ReadHandle open(Cluster cluster, long ledgerId, Options options) throws Exception {
+        switch (options.text("handles", "following")) {
+            case "plain":
+                return cluster.howToOpen(ledgerId).execute().get();
+            case "notified":
+                return notifications(options.text("notifyServer", ""))
+                        .open(cluster.client(), cluster.howToOpen(ledgerId))
+                        .get();
+            default:
+                return cluster.openAndFollow(ledgerId);
+        }
+    }
+
+    /** One connection for all ledgers, until the program ends. */
+    private static synchronized LedgerNotifications notifications(String server) {
+        if (notifications == null) {
+            var http = HttpClient.newHttpClient();
+            notifications = new LedgerNotifications(List.of(server), http::newWebSocketBuilder, "test");
+        }
+        return notifications;
+    }
+
+    private static void readAgain(long ledgerId, ReadHandle handle, Output output) {
         try {
             print(handle, Content.read(handle, handle.getLastAddConfirmed()), output);
         } catch (Exception error) {
@@ -62,7 +90,7 @@ final class Reader {
         }
     }
 
-    private static void print(LedgerHandle handle, Content content, Output output) {
+    private static void print(ReadHandle handle, Content content, Output output) {
         output.line(
                 "kind", "content",
                 "ledger", handle.getId(),

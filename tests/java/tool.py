@@ -288,13 +288,21 @@ class JavaChanger(LongCommand):
 class JavaReader(LongCommand):
     """A Java client that keeps ledgers open and reads them on request.
 
-    Open ledgers are recovered first.
+    Open ledgers are recovered first. ``handles``: ``following`` their metadata, ``plain``, or
+    ``notified`` by the server with the URL ``notify_server``.
     """
 
     def __init__(
-        self, uri: str, ledger_ids: Sequence[int], *, version: str = jars.BOOKKEEPER_DEFAULT
+        self,
+        uri: str,
+        ledger_ids: Sequence[int],
+        *,
+        version: str = jars.BOOKKEEPER_DEFAULT,
+        handles: str = "following",
+        notify_server: str = "",
     ) -> None:
-        super().__init__("follow", uri, {"ledgers": list(ledger_ids)}, version=version)
+        options = {"handles": handles, "notifyServer": notify_server}
+        super().__init__("follow", uri, {"ledgers": list(ledger_ids), **options}, version=version)
         self._ledger_ids = ledger_ids
         for ledger_id in ledger_ids:
             assert next(self._answer) == messages.Followed(ledger=ledger_id)
