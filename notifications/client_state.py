@@ -230,8 +230,8 @@ class ClientState:
                 frames.append(self._registering(keys[first : first + KEYS_A_REGISTER]))
         if not frames and now_s - self._said_s >= BEAT_S:
             # Before the answer, the client does not know what the server refuses.
-            digest = "" if self._pending else str(self._digest)
-            frames.append(Beat(n=self._n, digest=digest, count=self._digest.count))
+            n = -1 if self._pending else self._n
+            frames.append(Beat(n=n, digest=str(self._digest), count=self._digest.count))
         if frames:
             self._said_s = now_s
         return frames

@@ -295,7 +295,7 @@ class NotificationServer:
                 raise CorruptionError("the first frame is no hello")
         except (TimeoutError, CorruptionError) as error:
             metrics.REFUSED.labels(code="protocol").inc()
-            await socket.send_bytes(encode(Goodbye(code="protocol", text=str(error))))
+            await socket.send_frame(encode(Goodbye(code="protocol", text=str(error))), _TEXT)
             await socket.close()
             return socket
         session = matcher.open(hello, self._clock_s())
