@@ -71,8 +71,8 @@ class Register(Struct, frozen=True, tag="register", kw_only=True):
 
 
 class Beat(Struct, frozen=True, tag="beat", kw_only=True):
-    """The client lives. ``digest``, ``count``: of its registrations, as of frame ``n``; -1: while an
-    answer is outstanding, they are not compared."""
+    """The client lives. ``digest``, ``count``: of its registrations, as of frame ``n``. ``n`` is -1
+    while an answer is outstanding: then they are not compared."""
 
     n: int
     digest: str
