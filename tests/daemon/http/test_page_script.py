@@ -270,7 +270,7 @@ async def test_the_keyboard_reaches_each_bookie_and_its_details(tab: Tab, scene:
     for key in ("ArrowDown", *["ArrowRight"] * 6):
         await press(key)
     assert await tab.value(focused) == "10.0.0.27:3181"
-    tip = await tab.wait_for("!document.querySelector('#tip').hidden && tip.innerText")
+    tip = await tab.wait_for("tip.innerText.includes('10.0.0.27') && tip.innerText")
     assert "Lost for 18 min" in tip
     assert "1,204 ledgers still name it" in tip
 
