@@ -91,6 +91,8 @@ class CheckpointLog:
         """The id of the last checkpoint that was found."""
         self.followed: LogId | None = None
         """The ledger of the log that has this checkpoint; None if it is not known."""
+        self.is_at_end = False
+        """True if this checkpoint was the last one when the end of the log was read."""
 
     @property
     def chain(self) -> FeedChain:
@@ -338,6 +340,8 @@ class CheckpointLog:
                 self._next_entry_id = entry_id + 1
                 if checkpoint is not None:
                     self.last_id, self.followed = checkpoint.id, segment.log_id
+                    is_last_ledger = self._chain.logs[-1:] == (segment,)
+                    self.is_at_end = is_last_ledger and entry_id == opened.lac
                     for listener in list(self._listeners):
                         try:
                             await listener.receive_checkpoint(checkpoint)

@@ -212,9 +212,7 @@ class Notifications:
                 began_s = time.monotonic()
                 retry_s = await self._connect(http, url)
                 failures = 0 if time.monotonic() - began_s > LIVE_S else failures + 1
-                most_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**failures)
-                # Full jitter: clients that lost a server at once do not come back at once.
-                await asyncio.sleep(retry_s + random.uniform(0, most_s))
+                await asyncio.sleep(wait_before(failures, retry_s))
 
     async def _connect(self, http: aiohttp.ClientSession, url: str) -> float:
         """Stay connected to a server for as long as possible. Return how long to stay away."""
@@ -255,12 +253,12 @@ class Notifications:
             if message.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
                 return 0.0
             frame = decode_server_frame(message.data)
+            self._state.receive(frame, time.monotonic())
             if isinstance(frame, Goodbye):
                 log.debug("notify.goodbye", code=frame.code)
                 return frame.retry_after_ms / 1000
             if isinstance(frame, Welcome):
                 self._servers = list(dict.fromkeys([*self._given_servers, *frame.urls]))
-            self._state.receive(frame, time.monotonic())
             self._news.set()
             self._orders.set()
 
@@ -338,6 +336,13 @@ class NotificationThread:
             self._opened.set()
             async for item in notifications:
                 await asyncio.shield(in_daemon_thread(partial(self._use, item)))
+
+
+def wait_before(failures: int, retry_s: float) -> float:
+    """Return how long to wait before the next connection, in seconds: any time up to a bound that
+    doubles with each failure (full jitter). So clients that lost a server at once do not come back
+    at once. ``retry_s``: what the server asked for."""
+    return retry_s + random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**failures))
 
 
 async def ask(

@@ -20,6 +20,7 @@ from notifications.protocol import (
     Changes,
     ClientFrame,
     Digest,
+    Goodbye,
     Hello,
     Key,
     Positions,
@@ -202,6 +203,9 @@ class ClientState:
                     self.unregister(key)
                     self._unsent.pop(key, None)
                 self._notes.append(frame)
+            case Goodbye(code="digest"):
+                # Since an unknown moment the server has told nothing of some registrations.
+                self._confirmed = set()
             case _:
                 pass
         self.check(now_s)

@@ -25,11 +25,11 @@ class FeedSource:
 
     def __init__(self, log: CheckpointLog) -> None:
         self._log = log
-        self._received: asyncio.Queue[Checkpoint] = asyncio.Queue(BUFFERED_MAX)
+        self._received: asyncio.Queue[tuple[Checkpoint, bool]] = asyncio.Queue(BUFFERED_MAX)
         log.register_checkpoint_listener(self)
 
     async def receive_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._received.put(checkpoint)
+        await self._received.put((checkpoint, self._log.is_at_end))
 
     async def load(self) -> VersionTable:
         """Return the versions of all ledgers, from the base of the feed and its log. Raises
@@ -44,7 +44,7 @@ class FeedSource:
     async def changes(self) -> AsyncGenerator[Batch, None]:
         """Yield each checkpoint. The leader writes one at least every 5 s while a server exists."""
         while True:
-            checkpoint = await self._received.get()
+            checkpoint, is_at_end = await self._received.get()
             yield Batch(
                 [
                     Change(ledger(ledger_id), span.end, span.is_deleted)
@@ -52,4 +52,5 @@ class FeedSource:
                     if (ledger_id := ledger_id_of(span.key)) is not None
                 ],
                 position=checkpoint.id,
+                is_current=is_at_end,
             )

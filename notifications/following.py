@@ -126,5 +126,6 @@ class Follower:
                     batch.changes,
                     position=batch.position,
                     horizon=batch.horizon,
+                    is_current=batch.is_current,
                     now_s=self._clock.now_s(),
                 )

@@ -40,12 +40,15 @@ class Matcher:
         *,
         position: Version,
         horizon: Version = 0,
+        is_current: bool = True,
         now_s: float,
     ) -> None:
-        """Take all changes of one kind up to this position. ``horizon``: as in ``Batch``."""
+        """Take all changes of one kind up to this position. ``horizon``, ``is_current``: as in
+        ``Batch``."""
         changes = list(changes)
         self.tables[kind].apply(changes, position=position, horizon=horizon)
-        self.heard_s[kind] = now_s
+        if is_current:
+            self.heard_s[kind] = now_s
         for change in changes:
             if (holders := self.holders.get(change.key)) is not None:
                 self._tell(change, holders)

@@ -25,12 +25,14 @@ class Batch:
     above the position. Without changes, a batch proves that the source is fresh.
 
     ``horizon``: objects that do not exist may have been created and deleted again up to there,
-    although no batch says so; 0: none.
+    although no batch says so; 0: none. ``is_current``: False if later changes wait to be read, so
+    that the batch does not prove anything about the present.
     """
 
     changes: list[Change]
     position: Version
     horizon: Version = 0
+    is_current: bool = True
 
 
 class Source(Protocol):

@@ -37,6 +37,8 @@ class World:
 
     def __init__(self, chance: random.Random) -> None:
         self.is_restored = chance.random() < 0.3
+        self.forgets = chance.random() < 0.1
+        """Servers forget registrations. What clients store then is of no use."""
         self.feed, self.zxid = "cluster:1", 1_000_000
         self.logs: dict[str, list[Change]] = {kind: [] for kind in KINDS}
 
@@ -99,7 +101,7 @@ class Server:
             connection.is_lost = True
         self.connections = []
         self.matcher = Matcher(server="s", feed=self.world.feed, tables=self._tables(chance))
-        self.matcher.heard_s = dict.fromkeys(KINDS, now_s)
+        self._note_heard(now_s)
 
     def _tables(self, chance: random.Random) -> list[VersionTable]:
         """Tables as of a base: what was deleted before it is not known."""
@@ -118,6 +120,13 @@ class Server:
     def reload(self, chance: random.Random, now_s: float) -> None:
         """Read the tables again, as after a lost session."""
         self.matcher.load(self.world.feed, self._tables(chance), now_s)
+        self._note_heard(now_s)
+
+    def _note_heard(self, now_s: float) -> None:
+        """A server that lags says so, although it has just loaded its tables."""
+        for kind in KINDS:
+            is_current = self.next[kind] == len(self.world.logs[kind])
+            self.matcher.heard_s[kind] = now_s if is_current else 0.0
 
     def advance(self, kind: str, chance: random.Random, now_s: float) -> None:
         """Learn the next change of a kind, or, after a gap, how all changes left the objects."""
@@ -133,7 +142,8 @@ class Server:
             changes = list({change.key: change for change in missed}.values())
             if is_gap:
                 changes = [missed_change(change, position) for change in changes]
-            self.matcher.apply(kind, changes, position=position, now_s=now_s)
+            is_current = self.next[kind] == len(log)
+            self.matcher.apply(kind, changes, position=position, is_current=is_current, now_s=now_s)
         else:
             self.matcher.heard_s[kind] = now_s
 
@@ -157,6 +167,13 @@ class Server:
                 connection.to_client.extend(frames)
             if connection.session.goodbye or now_s - connection.client_heard_s > SILENT_S:
                 self.close(connection)
+
+    def forget_one(self, chance: random.Random) -> None:
+        """Forget a registration, by a mistake that the digest must show."""
+        sessions = [each for each in self.matcher.sessions if each.keys]
+        if sessions:
+            session = chance.choice(sorted(sessions, key=lambda each: each.n))
+            session._remove(chance.choice(sorted(session.keys)))
 
     def close(self, connection: Connection) -> None:
         if connection in self.connections:
@@ -259,7 +276,7 @@ class Application:
             self.state.done(change)
 
     def save(self) -> None:
-        if (stored := self.state.stored()) is not None:
+        if not self.world.forgets and (stored := self.state.stored()) is not None:
             self.stored = stored
 
     def is_current(self, key: Key) -> bool:
@@ -274,7 +291,8 @@ class Simulation:
         self.chance = random.Random(seed)
         self.now_s = 1_000.0
         self.world = World(self.chance)
-        self.weights = [weight * self.chance.choice((0.1, 1, 8)) for weight in ACTIONS]
+        self.pause_s = self.chance.choice((0, 1, 12))
+        self.weights = [weight * self.chance.choice((0.3, 1, 3)) for weight in ACTIONS]
         for _ in range(self.chance.randint(0, 5)):
             self.world.change(self.chance)
         self.servers = [Server(self.world, self.chance, self.now_s) for _ in range(3)]
@@ -283,7 +301,7 @@ class Simulation:
     def run(self) -> str:
         try:
             for _ in range(self.chance.randint(50, 300)):
-                self.now_s += self.chance.choice((0, 0, 0.02, 0.02, 1, 12))
+                self.now_s += self.chance.choice((0, 0.02, 0.02, 0.1, 0.1, 1, 1, self.pause_s))
                 self._act()
             return self._settle()
         except AssertionError as error:
@@ -293,7 +311,7 @@ class Simulation:
         chance, now_s = self.chance, self.now_s
         application, server = chance.choice(self.applications), chance.choice(self.servers)
         connection = application.connection
-        match chance.choices(range(16), self.weights)[0]:
+        match chance.choices(range(17), self.weights)[0]:
             case 0:
                 self.world.change(chance)
             case 1:
@@ -312,7 +330,8 @@ class Simulation:
             case 7:
                 application.unregister(chance.choice(KEYS))
             case 8:
-                application.connect(server, now_s)
+                if connection is None or chance.random() < 0.2:
+                    application.connect(server, now_s)
             case 9:
                 application.disconnect()
             case 10:
@@ -329,6 +348,9 @@ class Simulation:
                     self.world.restore(chance)
             case 15:
                 server.reload(chance, now_s)
+            case 16:
+                if self.world.forgets:
+                    server.forget_one(chance)
 
     def _settle(self) -> str:
         """Let everything work again, for 120 s."""
@@ -361,5 +383,5 @@ class Simulation:
         return ""
 
 
-ACTIONS = (15, 20, 15, 15, 6, 6, 7, 2, 6, 2, 4, 2, 2, 1, 1, 1)
+ACTIONS = (8, 12, 25, 25, 6, 6, 6, 2, 6, 2, 4, 2, 1, 1, 1, 1, 1)
 """Weights of the actions, in the order of ``_act``."""

@@ -160,6 +160,14 @@ def test_a_program_without_asyncio_is_called_on_a_thread() -> None:
     run(scenario())
 
 
+def test_clients_that_lost_a_server_at_once_come_back_one_after_the_other() -> None:
+    waits = [notifications.client.wait_before(3, 1.0) for _ in range(4_000)]
+
+    assert min(waits) >= 1.0
+    assert max(waits) <= 5.0
+    assert all(800 < sum(s <= each < s + 1 for each in waits) < 1_200 for s in (1, 2, 3, 4))
+
+
 # --- Other clients --------------------------------------------------------------------------------
 
 
