@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from checkpoints.log import CheckpointLog
-from checkpoints.model import Checkpoint, ledger_id_of
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, ledger_id_of
 from notifications.protocol import LEDGER, Change, ledger
 from notifications.sources import Batch
 from notifications.versions import VersionTable
@@ -32,11 +32,14 @@ class FeedSource:
         await self._received.put((checkpoint, self._log.is_at_end))
 
     async def load(self) -> VersionTable:
-        """Return the versions of all ledgers, from the base of the feed and its log. Raises
-        UnavailableError, and CorruptionError if the feed has lost a ledger."""
-        published = await self._log.published_versions()
+        """Return the versions of all ledgers, from the base of the feed and its log. Waits for the
+        first checkpoint. Raises UnavailableError, and CorruptionError if the feed has lost a ledger."""
+        while (published := await self._log.published_versions()).last_id == NO_CHECKPOINT:
+            await self._received.get()  # the next read has it
+        # No checkpoint has the ledgers that were deleted before the feed was enabled.
+        horizon = published.horizon or published.last_id
         ids, versions = published.base
-        table = VersionTable(LEDGER, horizon=published.horizon, ids=ids, versions=versions)
+        table = VersionTable(LEDGER, horizon=horizon, ids=ids, versions=versions)
         changes = (Change(ledger(i), version, gone) for i, version, gone in published.changes())
         table.apply(changes, position=published.last_id)
         return table
