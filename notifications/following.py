@@ -18,9 +18,11 @@ from ledgers.errors import BookmenderError
 from ledgers.registration import read_instance_id
 from ledgers.tasks import task_scope
 from notifications.bookies import BookieSource
+from notifications.discovery import STALE_S
 from notifications.feed_source import POLL_S, FeedSource
 from notifications.matcher import Matcher
 from notifications.objects import ObjectPublisher, ObjectSource
+from notifications.protocol import LEDGER
 from notifications.sources import Source
 from replication.znodes import ensure_znode
 
@@ -108,7 +110,9 @@ class Follower:
         now_s = self._clock.now_s()
         if self.matcher is None:
             self.matcher = Matcher(server=self._server, feed=sources.feed, tables=tables)
-            self.matcher.heard_s = dict.fromkeys(self.matcher.tables, now_s)
+            # Until the first checkpoint, nothing proves that anybody writes the feed.
+            heard_s = dict.fromkeys(self.matcher.tables, now_s)
+            self.matcher.heard_s = heard_s | {LEDGER: now_s - STALE_S}
         else:
             self.matcher.load(sources.feed, tables, now_s)
         self.cluster, self.publisher = sources.cluster, sources.publisher

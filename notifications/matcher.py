@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from notifications.protocol import Change, Goodbye, Hello, Key, Positions, Version
+from notifications.protocol import LEDGER, Change, Goodbye, Hello, Key, Positions, Version
 from notifications.session import Session
 from notifications.versions import VersionTable
 
@@ -70,7 +70,9 @@ class Matcher:
                 change = self.tables[key[0]].answer(key, former[key[0]].position)
                 if change is not None:
                     self._tell(change, holders)
-        self.feed, self.heard_s = feed, dict.fromkeys(self.tables, now_s)
+        # Only a checkpoint proves that the feed is fresh. Its log can be read while nobody writes it.
+        heard_s = dict.fromkeys(self.tables, now_s)
+        self.feed, self.heard_s = feed, heard_s | {LEDGER: self.heard_s.get(LEDGER, 0.0)}
         self._note_positions()
 
     def age_s(self, now_s: float) -> float:

@@ -607,7 +607,12 @@ def notify_stale(status: Status) -> Found | None:
     auditor leads, which writes none.
     Do: Look at FEED_STALLED, and at the log of the server (bookmender notify servers).
     Clears: some seconds after the server hears from the feed again, or when it ends."""
-    stale = [each for each in status.notify_servers if each.age_s >= STALE_S]
+    stale = [
+        each
+        for each in status.notify_servers
+        # A server that has just started has not heard from the feed yet.
+        if each.age_s >= STALE_S and each.written_ms - each.started_ms >= STALE_S * 1000
+    ]
     if not stale:
         return None
     names = ", ".join(printable(each.url) for each in stale[:3])

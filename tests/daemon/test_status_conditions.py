@@ -389,9 +389,12 @@ SCENES: dict[str, dict[str, Any]] = {
     "a stale server of notifications": {
         "notify_servers": (
             ServerRecord(
-                server="1", url="http://stor1:7319", started_ms=0, written_ms=0, age_s=40.0
+                server="1", url="http://stor1:7319", started_ms=0, written_ms=60_000, age_s=40.0
             ),
             ServerRecord(server="2", url="http://stor2:7319", started_ms=0, written_ms=0),
+            ServerRecord(
+                server="3", url="http://stor3:7319", started_ms=0, written_ms=9, age_s=30.0
+            ),
         )
     },
     "an archive behind": {"archive": replace_struct(ARCHIVED, lag_s=300.0)},

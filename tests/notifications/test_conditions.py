@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from notifications.client_state import ClientState, StoredState
 from notifications.matcher import Matcher
-from notifications.protocol import OBJECT, Change, Changes, Welcome
+from notifications.protocol import LEDGER, OBJECT, Change, Changes, Welcome
 from notifications.versions import VersionTable
 
 KEY = "Oa"
@@ -87,3 +87,24 @@ def test_the_answer_to_all_registrations_moves_the_positions() -> None:
     mine.receive(Changes(positions={OBJECT: 60}, n=1), 0.0)
 
     assert mine.positions == {OBJECT: 60}
+
+
+def test_tables_that_were_read_again_do_not_prove_that_the_feed_is_fresh() -> None:
+    """The log of the feed can be read while nobody writes it."""
+    matcher = server(Change(KEY, 50), position=50)
+    matcher.heard_s = {LEDGER: 10.0, OBJECT: 10.0}
+    tables = [VersionTable(LEDGER, position=50), VersionTable(OBJECT, position=50)]
+
+    matcher.load("f", tables, now_s=100.0)
+
+    assert matcher.age_s(100.0) == 90.0
+
+
+def test_a_checkpoint_proves_that_the_feed_is_fresh() -> None:
+    matcher = server(Change(KEY, 50), position=50)
+    tables = [VersionTable(LEDGER, position=50), VersionTable(OBJECT, position=50)]
+    matcher.load("f", tables, now_s=100.0)
+
+    matcher.apply(LEDGER, [], position=60, now_s=100.0)
+
+    assert matcher.age_s(100.0) == 0.0
