@@ -34,6 +34,7 @@ import structlog
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
+    SettingsError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -97,6 +98,11 @@ class Notifications:
         context: ssl.SSLContext | None,
         is_manual: bool,
     ) -> None:
+        for url in servers:
+            if not url.startswith(("http://", "https://")):
+                raise SettingsError(f"{url!r} is no server. Give its URL: http://host:7319")
+        if not servers:
+            raise SettingsError("name at least one server: http://host:7319")
         self._client = str(uuid4())
         self._given_servers, self._servers = list(servers), list(servers)
         self._token_file, self._state_file = token_file, state_file
@@ -111,6 +117,8 @@ class Notifications:
         """Something for the application."""
         self._orders = asyncio.Event()
         """Something for the server."""
+        self._refusing: set[str] = set()
+        """Servers that do not let this client in."""
         self._error: BookmenderError | None = None
 
     @classmethod
@@ -129,7 +137,8 @@ class Notifications:
         ``servers``: URLs as http://notify1:7319; further ones are learned from them. ``name``: for
         operators. ``token_file``: of a token that the servers want. ``state_file``: where the
         client keeps what it knows over a restart; empty: it begins again. ``is_manual``: the
-        application calls ``done`` for each change. Raises OSError if a file cannot be read.
+        application calls ``done`` for each change. Raises OSError if a file cannot be read, and
+        SettingsError if a URL is none.
         """
         notifications = cls(
             servers,
@@ -227,7 +236,7 @@ class Notifications:
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 compress=0,
             ) as socket:
-                self._error = None
+                self._error, self._refusing = None, set()
                 hello = self._state.connected(time.monotonic())
                 await socket.send_str(encode(hello).decode())
                 sending = asyncio.create_task(self._send_always(socket))
@@ -236,14 +245,18 @@ class Notifications:
                 finally:
                     sending.cancel()
         except aiohttp.WSServerHandshakeError as error:
+            log.warning("notify.connection_refused", url=url, status=error.status)
             if error.status in (401, 403):
-                self._error = UnauthorizedError(
-                    f"{url} refuses this client. Name the file with its token", status=error.status
-                )
-                self._news.set()
+                self._refusing.add(url)
+                if self._refusing.issuperset(self._servers):
+                    self._error = UnauthorizedError(
+                        f"{url} refuses this client. Name the file with its token",
+                        status=error.status,
+                    )
+                    self._news.set()
             return _retry_after_s(error)
         except (aiohttp.ClientError, OSError, TimeoutError, CorruptionError) as error:
-            log.debug("notify.connection_failed", url=url, error=str(error))
+            log.warning("notify.connection_failed", url=url, error=str(error) or "timeout")
             return 0.0
 
     async def _receive_always(self, socket: aiohttp.ClientWebSocketResponse) -> float:
@@ -293,7 +306,10 @@ class Notifications:
 
 class NotificationThread:
     """A client for programs without asyncio: it calls ``use`` with each item, on a thread of its
-    own, one after the other. ``options``: as for ``Notifications.open``."""
+    own, one after the other. ``options``: as for ``Notifications.open``, which may raise.
+
+    ``error``: what ended the thread, such as an exception of ``use``. Nothing is told after it.
+    """
 
     def __init__(
         self, servers: Sequence[str], use: Callable[[Item], object], **options: Any
@@ -301,31 +317,47 @@ class NotificationThread:
         self._use, self._servers, self._options = use, servers, options
         self._loop = asyncio.new_event_loop()
         self._opened = threading.Event()
+        self.error: Exception | None = None
         self._notifications: Notifications
         self._task: asyncio.Task[None]
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
         self._thread.start()
         self._opened.wait()
+        if self.error is not None:
+            raise self.error
 
     def register(self, key: Key, known: Version = 0) -> None:
-        """Raises SettingsError if no object can have this key."""
+        """Raises SettingsError if no object can have this key, and ``error``."""
         check_key(key)
-        self._loop.call_soon_threadsafe(self._notifications.register, key, known)
+        self._call(lambda: self._notifications.register(key, known))
 
     def unregister(self, key: Key) -> None:
-        self._loop.call_soon_threadsafe(self._notifications.unregister, key)
+        self._call(lambda: self._notifications.unregister(key))
 
     def close(self) -> None:
-        """End the thread, after ``use`` has returned."""
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        """End the thread, after ``use`` has returned. Raises ``error``."""
+        self._call(self._task.cancel)
         self._thread.join()
 
+    def _call(self, act: Callable[[], object]) -> None:
+        if self.error is not None:
+            raise self.error
+        with suppress(RuntimeError):  # the thread ends now
+            self._loop.call_soon_threadsafe(act)
+
     def _run(self) -> None:
-        with (
-            asyncio.Runner(loop_factory=lambda: self._loop) as runner,
-            suppress(asyncio.CancelledError),
-        ):
-            runner.run(self._follow())
+        try:
+            with (
+                asyncio.Runner(loop_factory=lambda: self._loop) as runner,
+                suppress(asyncio.CancelledError),
+            ):
+                runner.run(self._follow())
+        except Exception as error:  # the program must not believe that it is still told
+            self.error = error
+            if self._opened.is_set():
+                log.exception("notify.thread_ended")
+        finally:
+            self._opened.set()
 
     async def _follow(self) -> None:
         task = asyncio.current_task()

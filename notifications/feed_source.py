@@ -33,9 +33,13 @@ class FeedSource:
 
     async def load(self) -> VersionTable:
         """Return the versions of all ledgers, from the base of the feed and its log. Waits for the
-        first checkpoint. Raises UnavailableError, and CorruptionError if the feed has lost a ledger."""
-        while (published := await self._log.published_versions()).last_id == NO_CHECKPOINT:
-            await self._received.get()  # the next read has it
+        first checkpoint.
+
+        Raises UnavailableError, and CorruptionError if the feed has lost a ledger."""
+        published = await self._log.published_versions()
+        if published.last_id == NO_CHECKPOINT:
+            await self._received.get()  # the second read has it
+            published = await self._log.published_versions()
         # No checkpoint has the ledgers that were deleted before the feed was enabled.
         horizon = published.horizon or published.last_id
         ids, versions = published.base

@@ -70,7 +70,7 @@ class Matcher:
                 change = self.tables[key[0]].answer(key, former[key[0]].position)
                 if change is not None:
                     self._tell(change, holders)
-        # Only a checkpoint proves that the feed is fresh. Its log can be read while nobody writes it.
+        # Only a checkpoint proves that the feed is fresh: its log can be read while nobody writes.
         heard_s = dict.fromkeys(self.tables, now_s)
         self.feed, self.heard_s = feed, heard_s | {LEDGER: self.heard_s.get(LEDGER, 0.0)}
         self._note_positions()

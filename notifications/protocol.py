@@ -219,9 +219,10 @@ def check_key(key: Key) -> Key:
     """Raise SettingsError if no object can have this key."""
     name = key[1:]
     if key[:1] == LEDGER:
-        if name.isascii() and name.isdigit() and int(name) < 1 << 63 and str(int(name)) == name:
+        is_number = name.isascii() and name.isdigit() and len(name) < 20
+        if is_number and int(name) < 1 << 63 and str(int(name)) == name:
             return key
-        raise SettingsError(f"{key!r} names no ledger. A ledger's key is L and its id: L123")
+        raise SettingsError(f"{key[:30]!r} names no ledger. A ledger's key is L and its id: L123")
     if key[:1] not in KINDS:
         raise SettingsError(f"{key!r} begins with none of {', '.join(KINDS)}")
     is_short = 0 < len(name.encode(errors="replace")) <= NAME_BYTES_MAX

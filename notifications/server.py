@@ -222,7 +222,12 @@ class NotificationServer:
                     await self._tick(channel, now_s)
 
     async def _tick(self, channel: Channel, now_s: float) -> None:
-        frames = channel.session.tick(now_s)
+        try:
+            frames = channel.session.tick(now_s)
+        except Exception:  # what one client says must not end the server of all others
+            log.exception("notify.client_failed", client=channel.session.client[:100])
+            channel.abort()
+            return
         if not frames:
             return
         for frame in frames:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace as replace_settings
 from pathlib import Path
 
 import click
@@ -143,8 +144,11 @@ def watch(
         check_key(key)
     handle = printing(output) if command is None else running(command)
 
+    settings = settings_for_command(config, os.environ)
+
     async def follow() -> None:
         urls = await _urls(servers, config)
+        set_up_logs(replace_settings(settings.log, level="warning"))  # such as lost servers
         async with (
             task_scope() as scope,
             Notifications.open(
@@ -174,8 +178,9 @@ def _note(item: Refused | Stale | Fresh) -> str:
             return f"The server refuses {', '.join(item.keys)}: {item.code}."
         case Stale():
             return (
-                f"Changes of the last {duration_text(item.age_s)} may not be told: no server has "
-                "heard anything new. It goes on by itself; bookmender notify servers shows them."
+                f"Changes of the last {duration_text(item.age_s)} may not be told: no server can "
+                "be reached, or none has heard anything new. It goes on by itself; bookmender "
+                "notify servers shows them."
             )
         case Fresh():
             return "All changes are told again."

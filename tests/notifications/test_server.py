@@ -13,7 +13,7 @@ import pytest
 
 import notifications.client
 import notifications.server
-from ledgers.errors import UnauthorizedError
+from ledgers.errors import SettingsError, UnauthorizedError
 from notifications.client import Change, Notifications, NotificationThread, Refused, ledger
 from notifications.protocol import KEYS_MAX
 from tests.notifications.serving import Served, until
@@ -127,6 +127,35 @@ def test_a_client_that_may_not_read_is_told_so() -> None:
     run(scenario())
 
 
+def test_a_client_goes_on_at_another_server_if_one_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(notifications.client, "BACKOFF_MIN_S", 0.02)
+    monkeypatch.setattr(notifications.client, "in_order_of", lambda _, urls: list(urls))
+
+    async def scenario() -> None:
+        async with (
+            Served(refuses=True).running() as refusing,
+            Served().running() as other,
+            Notifications.open(refusing.url, other.url) as client,
+        ):
+            client.register(ledger(7), known=5)
+
+            assert await next_change(client) == Change("L7", None)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("servers", [[], ["notify1:7319"]])
+def test_a_client_needs_the_urls_of_its_servers(servers: list[str]) -> None:
+    async def scenario() -> None:
+        with pytest.raises(SettingsError, match="http://host:7319"):
+            async with Notifications.open(*servers):
+                pass
+
+    run(scenario())
+
+
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notifications.session.KEYS_MAX", 2)
     assert KEYS_MAX > 2
@@ -166,6 +195,29 @@ def test_clients_that_lost_a_server_at_once_come_back_one_after_the_other() -> N
     assert min(waits) >= 1.0
     assert max(waits) <= 5.0
     assert all(800 < sum(s <= each < s + 1 for each in waits) < 1_200 for s in (1, 2, 3, 4))
+
+
+def test_a_thread_that_cannot_open_its_files_says_so() -> None:
+    with pytest.raises(FileNotFoundError):
+        NotificationThread(["http://127.0.0.1:1"], print, token_file="/nowhere/token")
+
+
+def test_a_program_whose_thread_ended_is_told_so() -> None:
+    """Nothing is told after an exception of ``use``."""
+
+    def use(item: object) -> None:
+        raise ValueError("a mistake")
+
+    async def scenario() -> None:
+        async with Served().running() as served:
+            thread = await asyncio.to_thread(NotificationThread, [served.url], use)
+            thread.register(ledger(7))
+            await until(lambda: thread.error)
+
+            with pytest.raises(ValueError, match="a mistake"):
+                thread.register(ledger(8))
+
+    run(scenario())
 
 
 # --- Other clients --------------------------------------------------------------------------------
@@ -232,6 +284,21 @@ def test_a_client_that_does_not_speak_the_protocol_is_told_so(said: str) -> None
                 goodbye = json.loads((await socket.receive()).data)
 
             assert (goodbye["type"], goodbye["code"]) == ("goodbye", "protocol")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("key", ["L" + "9" * 5_000, "L9223372036854775808", "L07", "L", "", "X1"])
+def test_a_client_with_a_wrong_key_does_not_end_the_server(key: str) -> None:
+    async def scenario() -> None:
+        async with Served().running() as served, aiohttp.ClientSession() as http:
+            async with http.get(f"{served.url}/v1/events", params={"key": key}) as response:
+                *_, said = await events(response, 2)
+            async with http.get(f"{served.url}/v1/events?key=L7") as response:
+                *_, other = await events(response, 2)
+
+            assert json.loads(said["data"])["code"] == "bad_key"
+            assert other["event"] == "changes"
 
     run(scenario())
 
