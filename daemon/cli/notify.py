@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace as replace_settings
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -284,7 +285,7 @@ def publish(
     async def act() -> bytes:
         urls = await _urls(servers, config)
         method = "DELETE" if delete else "POST"
-        return await _ask(method, f"{urls[0]}/v1/objects/{name}", token_file)
+        return await _ask(method, f"{urls[0]}/v1/objects/{quote(name, safe='')}", token_file)
 
     found = _published.decode(asyncio.run(act()))
     echo(output, found, f"{printable(name)} has version {found.version:#x}")
