@@ -32,14 +32,13 @@ import aiohttp
 import structlog
 
 from ledgers.errors import (
-    BookmenderError,
     CorruptionError,
     SettingsError,
     UnauthorizedError,
     UnavailableError,
 )
 from ledgers.plain_files import replace_file
-from ledgers.tasks import in_daemon_thread
+from ledgers.tasks import in_daemon_thread, task_scope
 from notifications.client_state import ClientState, Fresh, Item, Stale, StoredState
 from notifications.discovery import in_order_of
 from notifications.protocol import (
@@ -119,7 +118,7 @@ class Notifications:
         """Something for the server."""
         self._refusing: set[str] = set()
         """Servers that do not let this client in."""
-        self._error: BookmenderError | None = None
+        self._error: Exception | None = None
 
     @classmethod
     @asynccontextmanager
@@ -204,13 +203,14 @@ class Notifications:
     # --- The connections --------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        checking = asyncio.create_task(self._check_always())
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=CONNECT_S)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as http:
+            async with task_scope() as scope, aiohttp.ClientSession(timeout=timeout) as http:
+                scope.start(self._check_always())
                 await self._connect_always(http)
-        finally:
-            checking.cancel()
+        except Exception as error:  # an application that waits for the next item must not wait on
+            self._error = error
+            self._news.set()
 
     async def _connect_always(self, http: aiohttp.ClientSession) -> None:
         """Connect to one server after the other."""

@@ -156,6 +156,24 @@ def test_a_client_needs_the_urls_of_its_servers(servers: list[str]) -> None:
     run(scenario())
 
 
+def test_a_client_that_cannot_go_on_says_so(tmp_path: Path) -> None:
+    """Its token file was replaced by one that is no text."""
+    token = tmp_path / "token"
+    token.write_text("a token")
+
+    async def scenario() -> None:
+        async with (
+            Served().running() as served,
+            Notifications.open(served.url, token_file=str(token)) as client,
+        ):
+            token.write_bytes(b"\xff")
+            client.register(ledger(7))
+            with pytest.raises(UnicodeDecodeError):
+                await next_change(client)
+
+    run(scenario())
+
+
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notifications.session.KEYS_MAX", 2)
     assert KEYS_MAX > 2
