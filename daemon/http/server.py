@@ -48,7 +48,7 @@ FOLLOW_S = 2.0
 RETRY_S = 30.0
 """Time between two attempts to open the port."""
 NEXT_STEPS = {
-    errno.EADDRINUSE: "free the port, or set http.port",
+    errno.EADDRINUSE: "free the port, or set http.port (notify.port for bookmender notify)",
     errno.EADDRNOTAVAIL: "set http.address to an address of this host",
     errno.EAFNOSUPPORT: "set http.address to an IPv4 address, because this host has no IPv6",
     errno.EMFILE: "raise the limit of open files (LimitNOFILE of systemd, ulimit -n)",
