@@ -241,7 +241,7 @@ class Notifications:
                     f"{url} refuses this client. Name the file with its token", status=error.status
                 )
                 self._news.set()
-            return _retry_after_s(error)
+            return retry_after_s(error)
         except (aiohttp.ClientError, OSError, TimeoutError, CorruptionError) as error:
             log.debug("notify.connection_failed", url=url, error=str(error))
             return 0.0
@@ -372,6 +372,6 @@ def _read_state(file: str) -> StoredState | None:
     return StoredState.parse(Path(file).read_bytes())
 
 
-def _retry_after_s(error: aiohttp.WSServerHandshakeError) -> float:
+def retry_after_s(error: aiohttp.WSServerHandshakeError) -> float:
     text = error.headers.get("Retry-After", "") if error.headers else ""
     return float(text) if text.isdecimal() else 0.0
