@@ -12,7 +12,8 @@ import asyncio
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import uuid4
 
@@ -48,7 +49,12 @@ from notifications.session import Session
 log = structlog.get_logger()
 
 TICK_S: Final = 0.02
-IDLE_CHECK_S: Final = 1.0
+ROUND_S: Final = 5.0
+"""In this time each connection is looked at once, whether or not it is told something. Each tick
+looks at a few of them: all at once would delay what is to be told."""
+TOLD_AT_ONCE: Final = 100
+"""Clients that are told something before others are heard."""
+EVENTS_CHECK_S: Final = 1.0
 HELLO_S: Final = 10.0
 """How long a connection may take to say hello."""
 HELLOS_PER_S: Final = 1_000
@@ -72,22 +78,22 @@ class Channel(ABC):
     def __init__(self, request: web.Request, session: Session, now_s: float) -> None:
         self.request, self.session = request, session
         self.heard_s = self.sent_s = now_s
+        self._transport = request.transport
         self._sending: asyncio.Task[None] | None = None
 
     @property
     def is_congested(self) -> bool:
         if self._sending is not None and not self._sending.done():
             return True
-        transport = self.request.transport
+        transport = self._transport
         return transport is None or transport.get_write_buffer_size() > BUFFER_BYTES_MAX
 
     async def send(self, frames: list[ServerFrame], now_s: float) -> None:
         """Send frames without waiting for a client that reads slowly."""
         data = [self.encode(frame) for frame in frames]
         self.sent_s = now_s
-        transport = self.request.transport
         is_small = sum(map(len, data)) < BUFFER_BYTES_MAX // 2
-        if is_small and transport is not None and not transport.get_write_buffer_size():
+        if is_small and self._transport and not self._transport.get_write_buffer_size():
             await self._send(data)
         else:
             self._sending = asyncio.create_task(self._send(data))
@@ -111,8 +117,8 @@ class Channel(ABC):
     async def close(self) -> None: ...
 
     def abort(self) -> None:
-        if self.request.transport is not None:
-            self.request.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class SocketChannel(Channel):
@@ -206,20 +212,26 @@ class NotificationServer:
 
     async def run(self) -> None:
         """Tell the clients what changes, until cancelled."""
-        idle_s = 0.0
+        turn: Iterator[Channel] = iter(())
+        round_s = now_s = 0.0
         while True:
             await asyncio.sleep(TICK_S)
             if (matcher := self._follower.matcher) is None:
                 continue
-            now_s = self._clock_s()
-            due: Iterable[Session] = (*matcher.dirty, *matcher.waiting)
-            if now_s - idle_s >= IDLE_CHECK_S:
-                idle_s = now_s
-                self._check(matcher, now_s)
-                due = list(matcher.sessions)
-            for session in due:
+            since_s, now_s = now_s, self._clock_s()
+            if now_s - round_s >= ROUND_S:
+                self._note(matcher, now_s)
+                turn, round_s = iter(list(self._channels.values())), now_s
+            due = {*matcher.dirty, *matcher.waiting}
+            share = (now_s - since_s) / ROUND_S
+            for channel in islice(turn, 1 + int(share * len(self._channels))):
+                self._end_if_dead(channel, now_s)
+                due.add(channel.session)
+            for number, session in enumerate(due):
                 if (channel := self._channels.get(session)) and not channel.is_congested:
                     await self._tick(channel, now_s)
+                if number % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
+                    await asyncio.sleep(0)
 
     async def _tick(self, channel: Channel, now_s: float) -> None:
         frames = channel.session.tick(now_s)
@@ -229,7 +241,8 @@ class NotificationServer:
             match frame:
                 case Changes():
                     metrics.TOLD.inc(len(frame.changes))
-                    metrics.UNKNOWN.inc(sum(change.version is None for change in frame.changes))
+                    if unknown := sum(change.version is None for change in frame.changes):
+                        metrics.UNKNOWN.inc(unknown)
                 case Welcome():
                     metrics.RESYNCS.inc(frame.resync)
                 case Refused():
@@ -239,18 +252,18 @@ class NotificationServer:
         metrics.FRAMES.inc(len(frames))
         await channel.send(frames, now_s)
 
-    def _check(self, matcher: Matcher, now_s: float) -> None:
-        """End connections that are silent or read nothing, and note the metrics."""
-        congested_count = 0
-        for channel in list(self._channels.values()):
-            congested_count += channel.is_congested
-            is_stuck = channel.is_congested and now_s - channel.sent_s > CONGESTED_S
-            if is_stuck or now_s - channel.heard_s > SILENT_S:
-                metrics.GOODBYES.labels(code="slow" if is_stuck else "silent").inc()
-                channel.abort()
+    def _end_if_dead(self, channel: Channel, now_s: float) -> None:
+        """End a connection that is silent or reads nothing."""
+        is_stuck = channel.is_congested and now_s - channel.sent_s > CONGESTED_S
+        if is_stuck or now_s - channel.heard_s > SILENT_S:
+            metrics.GOODBYES.labels(code="slow" if is_stuck else "silent").inc()
+            channel.abort()
+
+    def _note(self, matcher: Matcher, now_s: float) -> None:
+        """Note the metrics."""
         metrics.CLIENTS.set(len(matcher.sessions))
         metrics.REGISTRATIONS.set(len(matcher.holders))
-        metrics.CONGESTED.set(congested_count)
+        metrics.CONGESTED.set(sum(each.is_congested for each in self._channels.values()))
         metrics.AGE_S.set(matcher.age_s(now_s))
         for kind, table in matcher.tables.items():
             metrics.KNOWN.labels(kind=kind).set(len(table))
@@ -331,7 +344,7 @@ class NotificationServer:
         try:
             while request.transport is not None and session.goodbye is None:
                 channel.heard_s = self._clock_s()
-                await asyncio.sleep(IDLE_CHECK_S)
+                await asyncio.sleep(EVENTS_CHECK_S)
         finally:
             self._forget(session)
         return channel.response
