@@ -35,7 +35,6 @@ from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
 from notifications.client import BACKOFF_MAX_S, BACKOFF_MIN_S, retry_after_s
 from notifications.client_state import ClientState
-from notifications.discovery import in_order_of
 from notifications.following import Follower, Sources
 from notifications.protocol import (
     LEDGER,
@@ -191,10 +190,10 @@ async def _serve_log(log: ChangeLog, known: int, port: int) -> None:
 
 
 class ClientFigures(Struct, frozen=True, kw_only=True):
-    """``told_count``, ``median_s``, ``p99_s``, ``last_s``: of the changes told since ``begin``, from
-    change to client; the time of the last one. ``live_s``: when the last client was current on its
-    present connection; infinite if one is not. ``behind``: objects without their latest version.
-    ``wrong``: versions that were told after later ones."""
+    """What was told since ``begin``. ``median_s``, ``p99_s``: from change to client. ``last_s``:
+    the time of the last one. ``live_s``: when the last client became current on its connection;
+    infinite if one is not. ``behind``: objects without their latest version. ``wrong``: versions
+    that were told after later ones."""
 
     told_count: int
     median_s: float
@@ -221,7 +220,7 @@ class Holder:
     async def run(self, http: aiohttp.ClientSession, urls: Sequence[str]) -> None:
         failures = 0
         while True:
-            for url in in_order_of(self._client, urls):
+            for url in urls:
                 try:
                     failures, retry_s = 0, await self._connect(http, url)
                 except aiohttp.WSServerHandshakeError as error:
