@@ -9,6 +9,7 @@ client must have exactly the latest version of each of its objects.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing as mp
 import random
 import time
@@ -30,6 +31,7 @@ from bench.waiting import wait_until
 from daemon.http.access import Access, check_request
 from daemon.http.server import listen
 from daemon.local.ports import free_ports
+from daemon.notify import keep_pauses_short
 from daemon.settings import HttpSettings
 from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
@@ -183,6 +185,7 @@ async def _serve_log(log: ChangeLog, known: int, port: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.run())
         tasks.create_task(served.run())
+        tasks.create_task(keep_pauses_short(served))
         tasks.create_task(listen(app, http, connections_max=20_000))
 
 
@@ -390,5 +393,6 @@ def client_process(log: ChangeLog, urls: Sequence[str], **options: Any) -> Itera
 def _hold(
     make: partial[Swarm], log: ChangeLog, urls: Sequence[str], pipe: Connection, starts_per_s: float
 ) -> None:
+    gc.disable()  # else its pauses would be measured as delays
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(make(log).run(urls, pipe, starts_per_s))

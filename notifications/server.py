@@ -31,6 +31,7 @@ from notifications.protocol import (
     FRAME_BYTES_MAX,
     SILENT_S,
     SUBPROTOCOL,
+    Beat,
     Changes,
     Goodbye,
     Hello,
@@ -62,7 +63,9 @@ HELLO_S: Final = 10.0
 """How long a connection may take to say hello."""
 HELLOS_PER_S: Final = 1_000
 HELLOS_PER_S_TLS: Final = 300
-"""More are turned away, so that a storm of clients does not delay those that are connected."""
+"""More have to wait, so that a storm of clients does not delay those that are connected."""
+ADMISSION_S: Final = 10.0
+"""A client that would wait longer is turned away."""
 BUFFER_BYTES_MAX: Final = 65_536
 """A client that has not read so much is told later."""
 CONGESTED_S: Final = 45.0
@@ -191,11 +194,14 @@ class NotificationServer:
         self._follower, self._server, self._authorize = follower, server, authorize
         self._clock_s = clock_s
         self._channels: dict[Session, Channel] = {}
-        self._hellos_per_s = HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S
-        self._hellos, self._hellos_s = float(self._hellos_per_s), clock_s()
+        self._hello_interval_s = 1 / (HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S)
+        self._admitted_s = 0.0
+        """When the last of the clients that wait is admitted."""
         self.is_draining = False
         self.servers: Sequence[ServerRecord] = ()
         """All that live, as they said last."""
+        self.opened_count = self.closed_count = 0
+        """Of the clients' connections."""
 
     def build(self) -> web.Application:
         """Return the application with all routes."""
@@ -233,8 +239,9 @@ class NotificationServer:
                 self._end_if_dead(channel, now_s)
                 due.add(channel.session)
             for number, session in enumerate(due):
-                if (channel := self._channels.get(session)) and not channel.is_congested:
-                    await self._tick(channel, now_s)
+                found = self._channels.get(session)
+                if found is not None and not found.is_congested:
+                    await self._tick(found, now_s)
                 if number % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
                     await asyncio.sleep(0)
 
@@ -319,13 +326,13 @@ class NotificationServer:
         session = matcher.open(hello, self._clock_s())
         channel = SocketChannel(request, session, self._clock_s())
         channel.socket = socket
-        self._channels[session] = channel
-        self._follower.news.set()
+        self._remember(channel)
         try:
             while (frame := await _receive(socket)) is not None:
                 channel.heard_s = self._clock_s()
                 session.receive(frame, channel.heard_s)
-                self._follower.news.set()
+                if not isinstance(frame, Beat):
+                    self._follower.news.set()
         except CorruptionError as error:
             session.end(Goodbye(code="protocol", text=str(error)))
             await self._tick(channel, self._clock_s())
@@ -347,8 +354,7 @@ class NotificationServer:
         )
         await channel.response.prepare(request)
         channel.keys, channel.resume = keys, ResumePoint.parse(resume) if resume else None
-        self._channels[session] = channel
-        self._follower.news.set()
+        self._remember(channel)
         try:
             while request.transport is not None and session.goodbye is None:
                 channel.heard_s = self._clock_s()
@@ -358,25 +364,30 @@ class NotificationServer:
         return channel.response
 
     async def _admit(self, request: web.Request) -> Matcher:
-        """Check a new client. More clients than this server can greet at a time come back later:
-        those that are connected do not notice."""
+        """Check a new client, and let it wait for its turn."""
         await self._authorize(request, False)
-        now_s = self._clock_s()
-        since_s, self._hellos_s = now_s - self._hellos_s, now_s
-        self._hellos = min(self._hellos_per_s, self._hellos + since_s * self._hellos_per_s)
-        matcher = self._follower.matcher
-        if matcher is None or self.is_draining or self._hellos < 1:
-            code = "busy" if matcher is not None and not self.is_draining else "not_ready"
-            metrics.REFUSED.labels(code=code).inc()
+        matcher, now_s = self._follower.matcher, self._clock_s()
+        turn_s = max(now_s, self._admitted_s + self._hello_interval_s)
+        is_busy = turn_s - now_s > ADMISSION_S
+        if matcher is None or self.is_draining or is_busy:
+            metrics.REFUSED.labels(code="busy" if is_busy else "not_ready").inc()
             raise web.HTTPServiceUnavailable(
                 text="this server takes no client now; try again, or another one",
                 headers={"Retry-After": str(random.randint(1, int(RETURN_S)))},
             )
-        self._hellos -= 1
+        self._admitted_s = turn_s
+        if turn_s > now_s:
+            await asyncio.sleep(turn_s - now_s)
         return matcher
 
+    def _remember(self, channel: Channel) -> None:
+        self._channels[channel.session] = channel
+        self.opened_count += 1
+        self._follower.news.set()
+
     def _forget(self, session: Session) -> None:
-        self._channels.pop(session, None)
+        if self._channels.pop(session, None) is not None:
+            self.closed_count += 1
         session.leave()
 
     # --- Other requests ---------------------------------------------------------------------------
