@@ -64,8 +64,8 @@ HELLO_S: Final = 10.0
 HELLOS_PER_S: Final = 1_000
 HELLOS_PER_S_TLS: Final = 300
 """More have to wait, so that a storm of clients does not delay those that are connected."""
-ADMISSION_S: Final = 10.0
-"""A client that would wait longer is turned away."""
+ADMISSION_S: Final = 8.0
+"""A client that would wait longer is turned away: the library waits 10 s for an answer."""
 BUFFER_BYTES_MAX: Final = 65_536
 """A client that has not read so much is told later."""
 CONGESTED_S: Final = 45.0
