@@ -46,7 +46,7 @@ log = structlog.get_logger()
 RECORD_S = 5.0
 """How often a server says how it is."""
 DRAIN_S = 20.0
-FREEZE_S, FROZEN_EVERY, COLLECTED_EVERY = 0.1, 500, 5_000
+FREEZE_S, FROZEN_EVERY, COLLECTED_EVERY = 0.5, 500, 5_000
 """How often, and for how many new and lost clients, the garbage collector is told."""
 
 
