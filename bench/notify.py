@@ -18,7 +18,6 @@ from pathlib import Path
 
 import click
 
-from bench.feed import on_ground
 from bench.notify_cluster import (
     CHANGES,
     PUBLISH,
@@ -62,8 +61,8 @@ def main(only: str, quick: bool, results: Path | None) -> None:
     parts = {
         FAN_OUT: (FAN_OUT, measure_fan_out),
         STORM: (STORM, measure_storm),
-        CHANGES: (CHANGES, lambda *given: on_ground(measure_changes, *given)),
-        PUBLISH: (PUBLISH, lambda *given: on_ground(measure_publish, *given)),
+        CHANGES: (CHANGES, measure_changes),
+        PUBLISH: (PUBLISH, measure_publish),
         REPAIR: (REPAIR, measure_repair),
     }
     with bench_session("notify", report, results=results, is_kept=not quick) as session:

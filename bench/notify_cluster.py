@@ -18,7 +18,7 @@ import msgspec
 
 from bench.arena import Arena, open_arena
 from bench.contenders import OURS
-from bench.feed import LEDGER_IDS, FeedGround
+from bench.feed import LEDGER_IDS, FeedGround, open_ground
 from bench.feed_load import changing_metadata
 from bench.loads import LOADS
 from bench.loss import Loss, Measure, idle_packets_per_s
@@ -70,7 +70,16 @@ async def serving(arena: Arena) -> AsyncIterator[str]:
             yield url
 
 
-async def measure_changes(session: Session, ground: FeedGround, is_quick: bool) -> Record:
+@asynccontextmanager
+async def open_served() -> AsyncIterator[tuple[FeedGround, str]]:
+    """Start a cluster with a feed, a node and a server of notifications, and yield its URL, too."""
+    async with open_ground() as ground:
+        await ground.enable_feed()
+        async with serving(ground.arena) as url:
+            yield ground, url
+
+
+async def measure_changes(session: Session, is_quick: bool) -> Record:
     """Change ledgers in ZooKeeper, steadily and then rarely, for clients of the library."""
     arrived_s: dict[Version | None, float] = {}
 
@@ -90,8 +99,7 @@ async def measure_changes(session: Session, ground: FeedGround, is_quick: bool) 
             poll_s=0.1,
         )
 
-    await ground.enable_feed()
-    async with serving(ground.arena) as url, asyncio.TaskGroup() as tasks:
+    async with open_served() as (ground, url), asyncio.TaskGroup() as tasks:
         following = [
             tasks.create_task(follow(url, LEDGER_IDS[first::LIBRARY_CLIENTS]))
             for first in range(LIBRARY_CLIENTS)
@@ -130,9 +138,8 @@ async def measure_changes(session: Session, ground: FeedGround, is_quick: bool) 
     )
 
 
-async def measure_publish(session: Session, ground: FeedGround, is_quick: bool) -> Record:
+async def measure_publish(session: Session, is_quick: bool) -> Record:
     """Publish through one server. Each publisher waits for the answer before the next one."""
-    await ground.enable_feed()
     latest: dict[str, Version] = {}
     waits_s: list[float] = []
 
@@ -150,7 +157,7 @@ async def measure_publish(session: Session, ground: FeedGround, is_quick: bool) 
                 latest[name] = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])["version"]
                 waits_s.append(time.monotonic() - sent_s)
 
-    async with serving(ground.arena) as url, asyncio.TaskGroup() as tasks:
+    async with open_served() as (_, url), asyncio.TaskGroup() as tasks:
         port = int(url.rpartition(":")[2])
         publishing = [
             tasks.create_task(publish_always(port, [f"o{n}-{i}" for i in range(NAMES_EACH)]))

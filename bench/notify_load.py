@@ -35,7 +35,7 @@ from daemon.notify import keep_pauses_short
 from daemon.settings import HttpSettings
 from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
-from notifications.client import BACKOFF_MAX_S, BACKOFF_MIN_S, retry_after_s
+from notifications.client import retry_after_s, wait_before
 from notifications.client_state import ClientState
 from notifications.following import Follower, Sources
 from notifications.protocol import (
@@ -232,8 +232,7 @@ class Holder:
                     retry_s = 0.0
                 self._socket, self.live_s = None, float("inf")
                 failures += 1
-                most_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2**failures)
-                await asyncio.sleep(retry_s + random.uniform(0, most_s))
+                await asyncio.sleep(wait_before(failures, retry_s))
 
     async def _connect(self, http: aiohttp.ClientSession, url: str) -> float:
         async with http.ws_connect(
