@@ -51,7 +51,7 @@ endif
 endif
 
 .PHONY: help demo demo-operate feed-demo fsck-demo restore-demo notify-demo test test-all soak-audit compat judge bench \
-	bench-repair bench-archive bench-audit bench-feed bench-fsck bench-limit dist fsck-archive lint docs proto lock venv dev clean
+	bench-repair bench-archive bench-audit bench-feed bench-fsck bench-limit bench-notify dist fsck-archive lint docs proto lock venv dev clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,6 +128,10 @@ bench-fsck: dev ## 22 minutes: compare the levels of fsck with Java's check (ben
 bench-limit: dev ## show where a repair spends its time (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.limit $(ARGS)
+
+bench-notify: dev ## 9 minutes: rates, latencies and storms of notifications (bench/results)
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.notify $(ARGS)
 
 dist: dev ## build what users install: wheel, sources, an archive for hosts without network, fsck archive
 	@deploy/make-dist

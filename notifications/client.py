@@ -254,7 +254,7 @@ class Notifications:
                         status=error.status,
                     )
                     self._news.set()
-            return _retry_after_s(error)
+            return retry_after_s(error)
         except (aiohttp.ClientError, OSError, TimeoutError, CorruptionError) as error:
             log.warning("notify.connection_failed", url=url, error=str(error) or "timeout")
             return 0.0
@@ -404,6 +404,6 @@ def _read_state(file: str) -> StoredState | None:
     return StoredState.parse(Path(file).read_bytes())
 
 
-def _retry_after_s(error: aiohttp.WSServerHandshakeError) -> float:
+def retry_after_s(error: aiohttp.WSServerHandshakeError) -> float:
     text = error.headers.get("Retry-After", "") if error.headers else ""
     return float(text) if text.isdecimal() else 0.0

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notifications.protocol import (
-    BEAT_S,
+    CLIENT_BEAT_S,
     KEYS_A_REGISTER,
     Beat,
     Change,
@@ -232,7 +232,7 @@ class ClientState:
             keys, self._unsent = list(self._unsent), {}
             for first in range(0, len(keys), KEYS_A_REGISTER):
                 frames.append(self._registering(keys[first : first + KEYS_A_REGISTER]))
-        if not frames and now_s - self._said_s >= BEAT_S:
+        if not frames and now_s - self._said_s >= CLIENT_BEAT_S:
             # Before the answer, the client does not know what the server refuses.
             n = -1 if self._pending else self._n
             frames.append(Beat(n=n, digest=str(self._digest), count=self._digest.count))

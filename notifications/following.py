@@ -92,6 +92,8 @@ class Follower:
         self.cluster: ClusterConnection | None = None
         self.publisher: ObjectPublisher | None = None
         """Of the present session; None while there is none."""
+        self.news = asyncio.Event()
+        """Set when there may be something to tell clients. Without it, they are told later."""
 
     async def run(self) -> None:
         """Run until cancelled. After each failure, everything is read again."""
@@ -133,3 +135,5 @@ class Follower:
                     is_current=batch.is_current,
                     now_s=self._clock.now_s(),
                 )
+                if matcher.dirty:
+                    self.news.set()

@@ -23,7 +23,7 @@ class Matcher:
         """Of all servers that live, for clients."""
         self.positions: Positions = {}
         """Replaced, never changed: frames refer to it."""
-        self.heard_s: dict[str, float] = {}
+        self.heard_s = dict.fromkeys(self.tables, 0.0)
         """By kind, when its source last said that it knows everything."""
         self.holders: dict[Key, set[Session]] = {}
         self.sessions: set[Session] = set()
@@ -77,8 +77,7 @@ class Matcher:
 
     def age_s(self, now_s: float) -> float:
         """Return for how long the quietest source has said nothing."""
-        heard_s = min((self.heard_s.get(kind, 0.0) for kind in self.tables), default=now_s)
-        return max(0.0, now_s - heard_s)
+        return max(0.0, now_s - min(self.heard_s.values()))
 
     def open(self, hello: Hello, now_s: float) -> Session:
         """Accept a client."""

@@ -23,7 +23,9 @@ KEYS_A_REGISTER: Final = 5_000
 KEYS_MAX: Final = 100_000
 """Objects that one client may register for."""
 BEAT_S: Final = 15.0
-"""Each side says something at least this often."""
+CLIENT_BEAT_S: Final = 20.0
+"""A server and a client say something at least this often. What clients say costs a server most of
+its CPU while nothing changes."""
 SILENT_S: Final = 45.0
 """A side that hears nothing for so long closes the connection."""
 NAME_BYTES_MAX: Final = 200

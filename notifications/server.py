@@ -1,7 +1,7 @@
 """The server of notifications: connections, ticks and limits, over aiohttp.
 
 Clients connect by WebSocket (``protocol``) at ``/v1/notifications``. Browsers and curl read the
-same as server-sent events at ``/v1/events``. All clients are told in ticks of 20 ms, each the
+same as server-sent events at ``/v1/events``. All clients are told in ticks of 10 ms, each the
 latest version of what changed meanwhile. A client that reads too slowly is told later, and then
 only the latest versions.
 """
@@ -12,7 +12,8 @@ import asyncio
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from ledgers.errors import BookmenderError, CorruptionError, SettingsError
+from ledgers.tasks import wait_woken
 from notifications import metrics
 from notifications.discovery import STALE_S, ClientRecord, ServerRecord
 from notifications.following import Follower
@@ -29,6 +31,7 @@ from notifications.protocol import (
     FRAME_BYTES_MAX,
     SILENT_S,
     SUBPROTOCOL,
+    Beat,
     Changes,
     Goodbye,
     Hello,
@@ -47,13 +50,22 @@ from notifications.session import Session
 
 log = structlog.get_logger()
 
-TICK_S: Final = 0.02
-IDLE_CHECK_S: Final = 1.0
+TICK_S: Final = 0.01
+"""Time between two ticks while there is news: what changes meanwhile is told together."""
+QUIET_TICK_S: Final = 0.1
+ROUND_S: Final = 5.0
+"""In this time each connection is looked at once, whether or not it is told something. Each tick
+looks at a few of them: all at once would delay what is to be told."""
+TOLD_AT_ONCE: Final = 100
+"""Clients that are told something before others are heard."""
+EVENTS_CHECK_S: Final = 1.0
 HELLO_S: Final = 10.0
 """How long a connection may take to say hello."""
 HELLOS_PER_S: Final = 1_000
 HELLOS_PER_S_TLS: Final = 300
-"""More are turned away, so that a storm of clients does not delay those that are connected."""
+"""More have to wait, so that a storm of clients does not delay those that are connected."""
+ADMISSION_S: Final = 8.0
+"""A client that would wait longer is turned away: the library waits 10 s for an answer."""
 BUFFER_BYTES_MAX: Final = 65_536
 """A client that has not read so much is told later."""
 CONGESTED_S: Final = 45.0
@@ -72,22 +84,22 @@ class Channel(ABC):
     def __init__(self, request: web.Request, session: Session, now_s: float) -> None:
         self.request, self.session = request, session
         self.heard_s = self.sent_s = now_s
+        self._transport = request.transport
         self._sending: asyncio.Task[None] | None = None
 
     @property
     def is_congested(self) -> bool:
         if self._sending is not None and not self._sending.done():
             return True
-        transport = self.request.transport
+        transport = self._transport
         return transport is None or transport.get_write_buffer_size() > BUFFER_BYTES_MAX
 
     async def send(self, frames: list[ServerFrame], now_s: float) -> None:
         """Send frames without waiting for a client that reads slowly."""
         data = [self.encode(frame) for frame in frames]
         self.sent_s = now_s
-        transport = self.request.transport
         is_small = sum(map(len, data)) < BUFFER_BYTES_MAX // 2
-        if is_small and transport is not None and not transport.get_write_buffer_size():
+        if is_small and self._transport and not self._transport.get_write_buffer_size():
             await self._send(data)
         else:
             self._sending = asyncio.create_task(self._send(data))
@@ -111,8 +123,8 @@ class Channel(ABC):
     async def close(self) -> None: ...
 
     def abort(self) -> None:
-        if self.request.transport is not None:
-            self.request.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class SocketChannel(Channel):
@@ -182,11 +194,14 @@ class NotificationServer:
         self._follower, self._server, self._authorize = follower, server, authorize
         self._clock_s = clock_s
         self._channels: dict[Session, Channel] = {}
-        self._hellos_per_s = HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S
-        self._hellos, self._hellos_s = float(self._hellos_per_s), clock_s()
+        self._hello_interval_s = 1 / (HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S)
+        self._admitted_s = 0.0
+        """When the last of the clients that wait is admitted."""
         self.is_draining = False
         self.servers: Sequence[ServerRecord] = ()
         """All that live, as they said last."""
+        self.opened_count = self.closed_count = 0
+        """Of the clients' connections."""
 
     def build(self) -> web.Application:
         """Return the application with all routes."""
@@ -206,20 +221,29 @@ class NotificationServer:
 
     async def run(self) -> None:
         """Tell the clients what changes, until cancelled."""
-        idle_s = 0.0
+        turn: Iterator[Channel] = iter(())
+        round_s = now_s = 0.0
         while True:
             await asyncio.sleep(TICK_S)
+            await wait_woken(self._follower.news, timeout_s=QUIET_TICK_S)
+            self._follower.news.clear()
             if (matcher := self._follower.matcher) is None:
                 continue
-            now_s = self._clock_s()
-            due: Iterable[Session] = (*matcher.dirty, *matcher.waiting)
-            if now_s - idle_s >= IDLE_CHECK_S:
-                idle_s = now_s
-                self._check(matcher, now_s)
-                due = list(matcher.sessions)
-            for session in due:
-                if (channel := self._channels.get(session)) and not channel.is_congested:
-                    await self._tick(channel, now_s)
+            since_s, now_s = now_s, self._clock_s()
+            if now_s - round_s >= ROUND_S:
+                self._note(matcher, now_s)
+                turn, round_s = iter(list(self._channels.values())), now_s
+            due = {*matcher.dirty, *matcher.waiting}
+            share = (now_s - since_s) / ROUND_S
+            for channel in islice(turn, 1 + int(share * len(self._channels))):
+                self._end_if_dead(channel, now_s)
+                due.add(channel.session)
+            for number, session in enumerate(due):
+                found = self._channels.get(session)
+                if found is not None and not found.is_congested:
+                    await self._tick(found, now_s)
+                if number % TOLD_AT_ONCE == TOLD_AT_ONCE - 1:
+                    await asyncio.sleep(0)
 
     async def _tick(self, channel: Channel, now_s: float) -> None:
         try:
@@ -234,7 +258,8 @@ class NotificationServer:
             match frame:
                 case Changes():
                     metrics.TOLD.inc(len(frame.changes))
-                    metrics.UNKNOWN.inc(sum(change.version is None for change in frame.changes))
+                    if unknown := sum(change.version is None for change in frame.changes):
+                        metrics.UNKNOWN.inc(unknown)
                 case Welcome():
                     metrics.RESYNCS.inc(frame.resync)
                 case Refused():
@@ -244,18 +269,18 @@ class NotificationServer:
         metrics.FRAMES.inc(len(frames))
         await channel.send(frames, now_s)
 
-    def _check(self, matcher: Matcher, now_s: float) -> None:
-        """End connections that are silent or read nothing, and note the metrics."""
-        congested_count = 0
-        for channel in list(self._channels.values()):
-            congested_count += channel.is_congested
-            is_stuck = channel.is_congested and now_s - channel.sent_s > CONGESTED_S
-            if is_stuck or now_s - channel.heard_s > SILENT_S:
-                metrics.GOODBYES.labels(code="slow" if is_stuck else "silent").inc()
-                channel.abort()
+    def _end_if_dead(self, channel: Channel, now_s: float) -> None:
+        """End a connection that is silent or reads nothing."""
+        is_stuck = channel.is_congested and now_s - channel.sent_s > CONGESTED_S
+        if is_stuck or now_s - channel.heard_s > SILENT_S:
+            metrics.GOODBYES.labels(code="slow" if is_stuck else "silent").inc()
+            channel.abort()
+
+    def _note(self, matcher: Matcher, now_s: float) -> None:
+        """Note the metrics."""
         metrics.CLIENTS.set(len(matcher.sessions))
         metrics.REGISTRATIONS.set(len(matcher.holders))
-        metrics.CONGESTED.set(congested_count)
+        metrics.CONGESTED.set(sum(each.is_congested for each in self._channels.values()))
         metrics.AGE_S.set(matcher.age_s(now_s))
         for kind, table in matcher.tables.items():
             metrics.KNOWN.labels(kind=kind).set(len(table))
@@ -306,11 +331,13 @@ class NotificationServer:
         session = matcher.open(hello, self._clock_s())
         channel = SocketChannel(request, session, self._clock_s())
         channel.socket = socket
-        self._channels[session] = channel
+        self._remember(channel)
         try:
             while (frame := await _receive(socket)) is not None:
                 channel.heard_s = self._clock_s()
                 session.receive(frame, channel.heard_s)
+                if not isinstance(frame, Beat):
+                    self._follower.news.set()
         except CorruptionError as error:
             session.end(Goodbye(code="protocol", text=str(error)))
             await self._tick(channel, self._clock_s())
@@ -332,35 +359,40 @@ class NotificationServer:
         )
         await channel.response.prepare(request)
         channel.keys, channel.resume = keys, ResumePoint.parse(resume) if resume else None
-        self._channels[session] = channel
+        self._remember(channel)
         try:
             while request.transport is not None and session.goodbye is None:
                 channel.heard_s = self._clock_s()
-                await asyncio.sleep(IDLE_CHECK_S)
+                await asyncio.sleep(EVENTS_CHECK_S)
         finally:
             self._forget(session)
         return channel.response
 
     async def _admit(self, request: web.Request) -> Matcher:
-        """Check a new client. More clients than this server can greet at a time come back later:
-        those that are connected do not notice."""
+        """Check a new client, and let it wait for its turn."""
         await self._authorize(request, False)
-        now_s = self._clock_s()
-        since_s, self._hellos_s = now_s - self._hellos_s, now_s
-        self._hellos = min(self._hellos_per_s, self._hellos + since_s * self._hellos_per_s)
-        matcher = self._follower.matcher
-        if matcher is None or self.is_draining or self._hellos < 1:
-            code = "busy" if matcher is not None and not self.is_draining else "not_ready"
-            metrics.REFUSED.labels(code=code).inc()
+        matcher, now_s = self._follower.matcher, self._clock_s()
+        turn_s = max(now_s, self._admitted_s + self._hello_interval_s)
+        is_busy = turn_s - now_s > ADMISSION_S
+        if matcher is None or self.is_draining or is_busy:
+            metrics.REFUSED.labels(code="busy" if is_busy else "not_ready").inc()
             raise web.HTTPServiceUnavailable(
                 text="this server takes no client now; try again, or another one",
                 headers={"Retry-After": str(random.randint(1, int(RETURN_S)))},
             )
-        self._hellos -= 1
+        self._admitted_s = turn_s
+        if turn_s > now_s:
+            await asyncio.sleep(turn_s - now_s)
         return matcher
 
+    def _remember(self, channel: Channel) -> None:
+        self._channels[channel.session] = channel
+        self.opened_count += 1
+        self._follower.news.set()
+
     def _forget(self, session: Session) -> None:
-        self._channels.pop(session, None)
+        if self._channels.pop(session, None) is not None:
+            self.closed_count += 1
         session.leave()
 
     # --- Other requests ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ What waits for a client is one item an object, the latest, so it never exceeds t
 
 from __future__ import annotations
 
-from collections import deque
+from sys import intern
 from typing import TYPE_CHECKING, Final
 
 from ledgers.errors import SettingsError
@@ -57,7 +57,7 @@ class Session:
         self._has_resume = hello.resume is not None
         self._since_s = now_s
         """Since when the client waits to be welcomed."""
-        self._held: deque[tuple[Register, float]] = deque()
+        self._held: list[tuple[Register, float]] = []
         """Registrations that wait, with the time of their arrival."""
         self._received_n = 0
         self._answered_n = 0
@@ -98,7 +98,7 @@ class Session:
             if not self.is_welcome:
                 self._welcome(now_s)
             while self._held and self._is_due(*self._held[0], now_s):
-                self._process(self._held.popleft()[0])
+                self._process(self._held.pop(0)[0])
             if not self._held and self.is_welcome:
                 self._matcher.waiting.discard(self)
             has_news = self.outbox or self._answered_n != self.n
@@ -161,6 +161,7 @@ class Session:
 
     def _add(self, key: Key, known: Version) -> None:
         if key not in self.keys:
+            key = intern(key)  # all clients share it in memory
             self.keys.add(key)
             self._digest.add(key)
             self._matcher.hold(key, self)
