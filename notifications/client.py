@@ -111,6 +111,8 @@ class Notifications:
             client=self._client, name=name, stored=stored, now_s=time.monotonic()
         )
         self._saved = stored
+        self._told = ""
+        """Why the state could not be saved, as it was logged last."""
         self._given: Change | None = None
         self._news = asyncio.Event()
         """Something for the application."""
@@ -301,7 +303,9 @@ class Notifications:
                 replace_file(Path(self._state_file), str(stored))
                 self._saved = stored
             except OSError as error:
-                log.warning("notify.state_not_saved", file=self._state_file, error=str(error))
+                if self._told != str(error):
+                    log.warning("notify.state_not_saved", file=self._state_file, error=str(error))
+                self._told = str(error)
 
 
 class NotificationThread:

@@ -448,7 +448,9 @@ class NotificationServer:
     async def _readyz(self, _: web.Request) -> web.Response:
         matcher = self._follower.matcher
         if matcher is None:
-            return web.Response(status=503, text="the versions are being loaded\n")
+            return web.Response(
+                status=503, text="the versions are being loaded, or the change feed is disabled\n"
+            )
         age_s = matcher.age_s(self._clock_s())
         if age_s > STALE_S or self.is_draining:
             return web.Response(status=503, text=f"nothing was heard for {age_s:.0f} s\n")

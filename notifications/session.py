@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 WAIT_S: Final = 10.0
 """How long a client that is ahead of its server waits for it."""
+HELD_MAX: Final = 2 * KEYS_MAX
+"""Registrations that wait for the server."""
 FRESH_S: Final = 20.0
 """A server that heard from its sources within this time is not the one that is behind."""
 
@@ -57,6 +59,8 @@ class Session:
         self._has_resume = hello.resume is not None
         self._since_s = now_s
         """Since when the client waits to be welcomed."""
+        self._held_count = 0
+        """Bounds ``_held``: its frames and their registrations."""
         self._held: list[tuple[Register, float]] = []
         """Registrations that wait, with the time of their arrival."""
         self._received_n = 0
@@ -73,6 +77,9 @@ class Session:
             case Register() if self.is_welcome and frame.n == self._received_n + 1:
                 self._received_n = frame.n
                 self._held.append((frame, now_s))
+                self._held_count += 1 + len(frame.add) + len(frame.remove)
+                if self._held_count > HELD_MAX:
+                    self.end(Goodbye(code="protocol", text="too many registrations wait"))
                 self._matcher.waiting.add(self)
             case Beat() if self.is_welcome:
                 is_same = (frame.digest, frame.count) == (str(self._digest), self._digest.count)
@@ -99,6 +106,7 @@ class Session:
                 self._welcome(now_s)
             while self._held and self._is_due(*self._held[0], now_s):
                 self._process(self._held.pop(0)[0])
+            self._held_count = self._held_count if self._held else 0
             if not self._held and self.is_welcome:
                 self._matcher.waiting.discard(self)
             has_news = self.outbox or self._answered_n != self.n

@@ -48,6 +48,12 @@ token_option = click.option(
 )
 
 
+NO_SERVER = (
+    "No server of notifications is ready. Start one: bookmender notify serve. It waits until the "
+    "change feed is enabled: bookmender feed enable."
+)
+
+
 @click.group(cls=CommandGroup)
 def notify() -> None:
     """Tell programs that a ledger, a bookie or an object of theirs changed.
@@ -212,7 +218,7 @@ def servers_command(config: Path | None, output: str) -> None:
         }
         for record in found
     ]
-    text = "\n".join(table(rows)) if rows else "No server runs. Start one: bookmender notify serve"
+    text = "\n".join(table(rows)) if rows else NO_SERVER
     echo(output, NotifyServers(servers=found), text)
 
 
@@ -283,9 +289,14 @@ def publish(
     check_key(published(name))
 
     async def act() -> bytes:
-        urls = await _urls(servers, config)
-        method = "DELETE" if delete else "POST"
-        return await _ask(method, f"{urls[0]}/v1/objects/{quote(name, safe='')}", token_file)
+        method, *urls = "DELETE" if delete else "POST", *await _urls(servers, config)
+        for number, url in enumerate(urls, start=1):
+            try:
+                return await _ask(method, f"{url}/v1/objects/{quote(name, safe='')}", token_file)
+            except UnavailableError:  # it may have ended just now
+                if number == len(urls):
+                    raise
+        raise AssertionError("there is at least one server")
 
     found = _published.decode(asyncio.run(act()))
     echo(output, found, f"{printable(name)} has version {found.version:#x}")
@@ -301,10 +312,7 @@ async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
     settings = settings_for_command(config, os.environ)
     found = await _listed(settings)
     if not found:
-        raise UnavailableError(
-            "no server of notifications runs. Start one (bookmender notify serve), or name one: "
-            "--server URL"
-        )
+        raise UnavailableError(f"{NO_SERVER} Or name one: --server URL")
     return [record.url for record in found]
 
 
