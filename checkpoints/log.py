@@ -340,7 +340,8 @@ class CheckpointLog:
                 self._next_entry_id = entry_id + 1
                 if checkpoint is not None:
                     self.last_id, self.followed = checkpoint.id, segment.log_id
-                    is_last_ledger = self._chain.logs[-1:] == (segment,)
+                    logs = self._chain.logs
+                    is_last_ledger = bool(logs) and logs[-1].ledger_id == segment.ledger_id
                     self.is_at_end = is_last_ledger and entry_id == opened.lac
                     for listener in list(self._listeners):
                         try:

@@ -1,10 +1,11 @@
 """Kill servers, nodes and bookies at random, and every client learns the latest version of every
 object that it registered for: ``make notify-demo``.
 
-Three nodes and two servers of notifications run. Clients of the library and of server-sent events
-(curl) register for ledgers, bookies and published objects. For a minute ledgers are written,
-repaired and deleted, objects are published, and something is killed every few seconds. Then all
-starts again, and after a while each client's version of each object must be that of ZooKeeper.
+Three nodes and two servers of notifications run. Clients of the library, Java programs and readers
+of server-sent events (curl) register for ledgers, bookies and published objects. For a minute
+ledgers are written, repaired and deleted, objects are published, and something is killed every few
+seconds. Then all starts again, and after a while each client's version of each object must be that
+of ZooKeeper.
 
 Exit code 0: all that is so; 1: it is not; 2: a program is missing.
 """
@@ -24,6 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from daemon.local.cluster import LocalCluster
+from daemon.local.jars import BOOKKEEPER_DEFAULT
+from daemon.local.java import Java
 from daemon.local.ports import free_ports
 from daemon.local.processes import Child
 from daemon.logs import set_up_logs
@@ -36,9 +39,11 @@ from notifications.protocol import Key, Version
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, nodes, shape, wait_for
 from tests.demo import Say, SurpriseError, logs_kept, run_demo, teller
+from tests.java.build import compiled_classes
+from tests.java.jvm import java_command
 
 BOOKIES, NODES, SERVERS = 5, 3, 2
-CLIENTS, CURLS = 190, 10
+CLIENTS, CURLS, JAVA_PROGRAMS = 187, 10, 3
 OBJECTS_A_CLIENT = 10
 TROUBLE_S, SETTLE_S = 60.0, 90.0
 OBJECTS = [f"object-{number}" for number in range(10)]
@@ -61,6 +66,7 @@ def main() -> None:
 def notify_and_compare(output: Path, trouble_s: float = TROUBLE_S) -> None:
     """Run the demonstration. ``output``: for the logs after a failure. Raises SurpriseError."""
     set_up_logs(LogSettings(level="error"))
+    compiled_classes(BOOKKEEPER_DEFAULT, Java.find())  # an error without compiler comes at once
     seed, say = time.time_ns() % 1_000_000, teller()
     with TemporaryDirectory(prefix="notify-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -113,10 +119,12 @@ class Demo:
             await self.write(20)
             await wait_for(self.are_served, "servers of notifications")
             async with task_scope() as scope:
-                for follow in [self.follow] * CLIENTS + [self.follow_events] * CURLS:
+                programs = [self.follow] * CLIENTS + [self.follow_events] * CURLS
+                for follow in programs + [self.follow_in_java] * JAVA_PROGRAMS:
                     scope.start(follow())
                 self.say(
-                    f"{CLIENTS} clients and {CURLS} readers of events registered; trouble begins"
+                    f"{CLIENTS} clients, {CURLS} readers of events, {JAVA_PROGRAMS} Java programs "
+                    "registered; trouble begins"
                 )
                 await self.make_trouble(trouble_s)
                 await self.repair_all()
@@ -192,6 +200,29 @@ class Demo:
                     curl.kill()
                 await curl.wait()
             await asyncio.sleep(self.chance.uniform(0, 1))
+
+    async def follow_in_java(self) -> None:
+        """Run a Java program that holds ledgers."""
+        holder = self.hold()
+        holder.keys = [key for key in holder.keys if key.startswith("L")]
+        main = ("bookmender.NotificationsDriver", *self.urls)
+        command = java_command(BOOKKEEPER_DEFAULT, Java.find(), temporary=self.folder, program=main)
+        java = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert java.stdin is not None
+            assert java.stdout is not None
+            for key in holder.keys:
+                java.stdin.write(f"register {key[1:]} 0\n".encode())
+            async for line in java.stdout:
+                told = json.loads(line)
+                version = None if told["version"] < 0 else told["version"]
+                await self.take(holder, Change(f"L{told['ledger']}", version, told["deleted"]))
+        finally:
+            with suppress(ProcessLookupError):
+                java.kill()
+            await java.wait()
 
     async def take(self, holder: Holder, change: Change) -> None:
         """Read an object if its version is unknown, as an application does after each change."""

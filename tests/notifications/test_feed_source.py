@@ -37,3 +37,21 @@ async def test_the_table_is_loaded_after_the_first_checkpoint() -> None:
 
     assert not was_loaded
     assert table.version_of(ledger(ledger_id)) > 0
+
+
+@in_virtual_time
+async def test_the_last_checkpoint_of_the_log_is_current() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+        source = FeedSource(follower.log)
+        await source.load()
+        following = source.changes()
+        found = []
+        for _ in range(3):
+            await cluster.create()
+            found.append(await anext(following))
+        await following.aclose()
+
+    assert [batch.is_current for batch in found] == [True, True, True]
