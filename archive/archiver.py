@@ -150,6 +150,8 @@ class Archiver:
     """Further trees of znodes, as absolute paths."""
     retention_s: float = 30 * 86_400.0
     """How long points are kept."""
+    base_ordered_ms: int = 0
+    """A base that is older than this is followed by another one."""
     known_number: int = 0
     """The number of the last file, as the node that archived before said; 0: a new archive."""
     on_round: Callable[[], Awaitable[None]]
@@ -439,7 +441,11 @@ class Archiver:
         base.newest = max(base.newest, *versions, 0)
 
     def _is_base_due(self) -> bool:
-        if self.base is None or not self._since_base:
+        if self.base is None:
+            return False
+        if self.base.time_ms < self.base_ordered_ms <= self.time_ms:
+            return True
+        if not self._since_base:
             return False
         age_s = (self.clock.wall_ms() - self.base.time_ms) / 1000
         return (

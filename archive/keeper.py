@@ -117,6 +117,7 @@ class ArchiveKeeper:
                     known_number=known.number if known else 0,
                     includes=order.includes,
                     retention_s=order.retention_s,
+                    base_ordered_ms=order.base_ordered_ms,
                     on_round=check,
                     in_thread=self.in_thread,
                 )

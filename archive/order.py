@@ -15,13 +15,14 @@ RETENTION_DEFAULT_S = 30 * 86_400
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOrder(Record):
     """Archive all metadata. ``url``: of the place. ``includes``: further trees of znodes, as
-    absolute paths."""
+    absolute paths. ``base_ordered_ms``: a base that is older is followed by another."""
 
     url: str
     since_ms: TimeMs
     by: str = ""
     includes: tuple[str, ...] = ()
     retention_s: Count = RETENTION_DEFAULT_S
+    base_ordered_ms: TimeMs = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

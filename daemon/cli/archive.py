@@ -26,7 +26,8 @@ from archive.places import open_place
 from archive.reading import Archive, Point
 from archive.restore import Clone, live_ledgers, plan_restore
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
-from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options
+from daemon.cli.feed import confirm_deletion
+from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
@@ -37,6 +38,7 @@ from daemon.operations.archive import (
     ArchiveStatus,
     disable_archive,
     enable_archive,
+    order_base,
     read_archive,
 )
 from daemon.operations.archive_restore import (
@@ -45,6 +47,7 @@ from daemon.operations.archive_restore import (
     OnProgress,
     RestoreSummary,
     compare,
+    forget,
     restore_cluster,
     restore_one,
     url_of,
@@ -183,6 +186,32 @@ def disable(config: Path | None, output: str) -> None:
 
 @archive.command()
 @cluster_options
+def compact(config: Path | None, output: str) -> None:
+    """Write a new base now, so that a restore reads less. This also happens by itself."""
+
+    async def act(cluster: AdminSession) -> None:
+        await order_base(cluster, clock=await shared_clock(cluster))
+
+    run_in_session(config, act)
+    text = "A new base is written soon: bookmender archive status"
+    echo(output, ArchiveDone(result=text), text)
+
+
+@archive.command(name="forget")
+@click.option("--from", "url", required=True, metavar="URL", help="The archive.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option
+def forget_command(url: str, yes: bool, output: str) -> None:
+    """Delete an archive that is not needed any more. Disable it first."""
+    set_up_logs(LogSettings(level="error"))
+    place = open_place(url)
+    confirm_deletion(f"the archive {printable(url)}", yes=yes)
+    text = f"Deleted {counted(forget(place), 'file')}."
+    echo(output, ArchiveDone(result=text), text)
+
+
+@archive.command()
+@cluster_options
 def status(config: Path | None, output: str) -> None:
     """Show how far the archive is. Exit code 1: nothing is archived now."""
     now_ms = SystemClock().wall_ms()
@@ -308,6 +337,15 @@ def restore() -> None:
     Before a whole cluster is restored, stop all bookies, and start the new ZooKeeper only then: a
     bookie deletes each ledger that ZooKeeper does not list. docs/disaster.md has all steps.
     """
+
+
+@restore.command()
+@from_other_option
+@at_option
+@cluster_options
+def plan(url: str, at: FindPoint, config: Path | None, output: str) -> None:
+    """Show what a restore of the cluster would write, and what stands against it."""
+    _restore(url, at, config, output, acts=False, clone=None)
 
 
 @restore.command(name="cluster")

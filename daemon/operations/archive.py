@@ -124,6 +124,15 @@ async def enable_archive(
     return await read_archive(cluster, now_ms=clock.wall_ms())
 
 
+async def order_base(cluster: AdminSession, *, clock: Clock) -> None:
+    """Order a new base. Raises RejectedError if nothing is archived."""
+    order = (await read_order(cluster.store, cluster.paths)).value
+    if order is None:
+        raise RejectedError("nothing is archived. First: bookmender archive enable --to URL")
+    order = replace(order, base_ordered_ms=clock.wall_ms())
+    await put(cluster.store, cluster.paths.archive, order)
+
+
 async def disable_archive(cluster: AdminSession) -> bool:
     """Withdraw the order. Its files stay. Return False if there was none."""
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from archive.format import FileKind, Header, Record
+from archive.format import LATEST, FileKind, Header, Record
 from archive.order import read_order
+from archive.places import Place
 from archive.reading import Archive, Point
 from archive.restore import Clone, Restore, RestorePlan, differences
 from checkpoints.model import ledger_id_of
@@ -154,6 +155,14 @@ def compare(archive: Archive, before: Point, after: Point | list[Record]) -> Arc
         after=ArchivePoint.of(after.header) if isinstance(after, Point) else None,
         ledgers=sorted(ledgers, key=lambda each: each.ledger_id),
     )
+
+
+def forget(place: Place) -> int:
+    """Delete all files of an archive, the oldest first. It blocks. Return their number."""
+    names = [name for _, name in Archive(place).stored()]
+    for name in [*names, LATEST]:
+        place.delete(name)
+    return len(names)
 
 
 # --- Restoring ------------------------------------------------------------------------------------

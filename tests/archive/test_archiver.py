@@ -581,3 +581,25 @@ def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
 def test_an_empty_folder_is_no_archive() -> None:
     with pytest.raises(NoSuchPointError, match="no archive here"):
         Archive(MemoryPlace()).point()
+
+
+def test_an_ordered_base_is_written_once() -> None:
+    async def scenario() -> None:
+        cluster = Recorded()
+        await cluster.prepare()
+        await cluster.enable()
+        async with cluster.leader(), cluster.archiver() as archiver:
+            await cluster.create()
+            await cluster.wait_archived()
+            first = archiver.base
+            archiver.base_ordered_ms = cluster.clock.wall_ms()
+            await cluster.clock.sleep(30)
+            second = archiver.base
+            await cluster.clock.sleep(60)
+
+            assert first is not None
+            assert second is not None
+            assert second.number > first.number
+            assert archiver.base == second
+
+    run(scenario())

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from archive.format import file_name
+from archive.places import Directory
 from archive.reading import Archive
 from archive.restore import Clone, Restore, RestoreRefusedError, plan_restore
 from checkpoints.chain import read_chain
-from daemon.operations.archive_restore import compare
+from daemon.operations.archive_restore import compare, forget
 from ledgers.codec.layout import Layout, MetadataUri, serialize_layout
 from ledgers.errors import BookmenderError, ConflictError, CorruptionError, UnavailableError
 from ledgers.manager import LedgerManager
@@ -311,3 +313,12 @@ def test_two_points_are_compared() -> None:
         assert changes == expected
 
     run(scenario())
+
+
+def test_only_the_files_of_an_archive_are_forgotten(tmp_path: Path) -> None:
+    place = Directory(tmp_path)
+    for name in ("000000000001.bma", "latest.json", "other"):
+        place.create(name, b"")
+
+    assert forget(place) == 1
+    assert place.names() == ["other"]
