@@ -24,6 +24,7 @@ from aiohttp import web
 
 from daemon.admin_session import AdminSession
 from daemon.http.access import Access, Refusal, check_request
+from daemon.http.connections import CONNECTION, CONNECTIONS_MAX
 from daemon.http.metrics import MetricsText
 from daemon.http.server import listen
 from daemon.operations.feed import connection_of
@@ -66,6 +67,8 @@ async def _serve(settings: Settings) -> None:
             access.check_host(request.headers.get("Host", ""))
             _check_origin(request)
             await check_request(access, request, changes=changes)
+            if changes and CONNECTION in request:
+                request[CONNECTION].changes = True
         except Refusal as refusal:
             refused = web.HTTPUnauthorized if refusal.status == 401 else web.HTTPForbidden
             raise refused(text=str(refusal)) from refusal
@@ -76,6 +79,7 @@ async def _serve(settings: Settings) -> None:
         server=server,
         authorize=authorize,
         has_tls=bool(http.certificate_file),
+        clients_max=settings.notify.clients_max,
         clock_s=clock.now_s,
     )
     app = served.build()
@@ -86,7 +90,8 @@ async def _serve(settings: Settings) -> None:
         return web.Response(body=text, headers={"Content-Type": content_type})
 
     app.router.add_get("/metrics", metrics)
-    stopped = asyncio.Event()
+    stopped, opened = asyncio.Event(), asyncio.get_running_loop().create_future()
+    connections_max = settings.notify.clients_max + CONNECTIONS_MAX
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with asyncio.TaskGroup() as tasks:
@@ -94,8 +99,10 @@ async def _serve(settings: Settings) -> None:
             tasks.create_task(follower.run()),
             tasks.create_task(served.run()),
             tasks.create_task(keep_pauses_short(served)),
-            tasks.create_task(_say_how_it_is(settings, follower, served)),
-            tasks.create_task(listen(app, http, connections_max=settings.notify.clients_max)),
+            tasks.create_task(_say_how_it_is(settings, follower, served, opened)),
+            tasks.create_task(
+                listen(app, http, connections_max=connections_max, on_open=opened.set_result)
+            ),
         ]
         await stopped.wait()
         log.info("notify.draining")
@@ -141,16 +148,18 @@ async def _sources(settings: Settings, server: str) -> AsyncIterator[Sources]:
 
 
 async def _say_how_it_is(
-    settings: Settings, follower: Follower, served: NotificationServer
+    settings: Settings,
+    follower: Follower,
+    served: NotificationServer,
+    opened: asyncio.Future[int],
 ) -> None:
-    """Keep the znode of this server up to date, and send clients away while others are better off:
-    because this server has far more clients, or because it hears nothing."""
-    started_ms = int(time.time() * 1000)
-    url = settings.notify.url
+    """Keep the znode of this server up to date once its port is open, and send clients away while
+    others are better off: because this server has far more clients, or because it hears nothing."""
+    started_ms, port, url = int(time.time() * 1000), await opened, settings.notify.url
     if not url:
         scheme = "https" if settings.http.certificate_file else "http"
         host = "127.0.0.1" if settings.http.is_loopback else socket.getfqdn()
-        url = f"{scheme}://{host}:{settings.notify.port}"
+        url = f"{scheme}://{host}:{port}"
     wait_s = 0.2
     while True:
         await asyncio.sleep(wait_s)

@@ -233,7 +233,7 @@ class NotifySettings:
     """Where clients reach this server, as in https://stor1:7319. Empty: the name of this host
     and the port."""
     clients_max: int = 20_000
-    """More clients are not connected."""
+    """Further clients are turned away, and try another server."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= PORT_MAX:

@@ -80,8 +80,8 @@ CONNECT_S: Final = 10.0
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.5, 30.0
 LIVE_S: Final = 30.0
 """A connection that lasted this long resets the backoff."""
-SAVE_S: Final = 1.0
 CHECK_S: Final = 1.0
+"""How often the client looks whether it has become stale, and stores its state."""
 
 
 class Notifications:
@@ -234,7 +234,7 @@ class Notifications:
                 protocols=(SUBPROTOCOL,),
                 headers=headers,
                 ssl=self._context or True,
-                max_msg_size=FRAME_BYTES_MAX * 4,
+                max_msg_size=FRAME_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 compress=0,
             ) as socket:

@@ -18,8 +18,9 @@ from ledgers.errors import CorruptionError, SettingsError
 
 SUBPROTOCOL: Final = "bookmender.notify.v1"
 FRAME_BYTES_MAX: Final = 1 << 20
-CHANGES_A_FRAME: Final = 5_000
-KEYS_A_REGISTER: Final = 5_000
+CHANGES_A_FRAME: Final = 2_000
+KEYS_A_REGISTER: Final = 2_000
+"""So many of the longest keys fit into a frame, also if JSON doubles each character."""
 KEYS_MAX: Final = 100_000
 """Objects that one client may register for."""
 BEAT_S: Final = 15.0

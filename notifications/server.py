@@ -66,6 +66,7 @@ HELLOS_PER_S_TLS: Final = 300
 """More have to wait, so that a storm of clients does not delay those that are connected."""
 ADMISSION_S: Final = 8.0
 """A client that would wait longer is turned away: the library waits 10 s for an answer."""
+CLIENTS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 65_536
 """A client that has not read so much is told later."""
 CONGESTED_S: Final = 45.0
@@ -189,10 +190,11 @@ class NotificationServer:
         server: str,
         authorize: Authorize,
         has_tls: bool = False,
+        clients_max: int = CLIENTS_MAX,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._follower, self._server, self._authorize = follower, server, authorize
-        self._clock_s = clock_s
+        self._clock_s, self._clients_max = clock_s, clients_max
         self._channels: dict[Session, Channel] = {}
         self._hello_interval_s = 1 / (HELLOS_PER_S_TLS if has_tls else HELLOS_PER_S)
         self._admitted_s = 0.0
@@ -373,7 +375,8 @@ class NotificationServer:
         await self._authorize(request, False)
         matcher, now_s = self._follower.matcher, self._clock_s()
         turn_s = max(now_s, self._admitted_s + self._hello_interval_s)
-        is_busy = turn_s - now_s > ADMISSION_S
+        is_full = len(self._channels) >= self._clients_max
+        is_busy = is_full or turn_s - now_s > ADMISSION_S
         if matcher is None or self.is_draining or is_busy:
             metrics.REFUSED.labels(code="busy" if is_busy else "not_ready").inc()
             raise web.HTTPServiceUnavailable(

@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -101,9 +101,14 @@ async def open_cluster(live: LiveSettings) -> AsyncIterator[AdminSession]:
 
 
 async def listen(
-    app: web.Application, settings: HttpSettings, *, connections_max: int | None = None
+    app: web.Application,
+    settings: HttpSettings,
+    *,
+    connections_max: int | None = None,
+    on_open: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Open the port and serve the application until cancelled."""
+    """Open the port and serve the application until cancelled. ``on_open``: called with the port
+    once it is open."""
     async with asyncio.TaskGroup() as tasks:
         connections = Connections(tasks, most=connections_max)
         app.middlewares.insert(0, connections.follow)
@@ -118,7 +123,7 @@ async def listen(
         try:
             listener = Listener(runner, settings, connections)
             try:
-                await listener.open()
+                on_open(await listener.open())
                 await listener.follow_files()
             finally:
                 listener.close()
@@ -137,8 +142,9 @@ class Listener:
         self._tls = ServerTls(settings)
         self._socket: socket.socket | None = None
 
-    async def open(self) -> None:
-        """Open the port. While that fails, log it once for each reason, and try again."""
+    async def open(self) -> int:
+        """Open the port, and return its number. While that fails, log it once for each reason, and
+        try again."""
         told = ""
         while True:
             try:
@@ -156,7 +162,7 @@ class Listener:
                 is_tls = self._connections.context is not None
                 log.info("http.listening", address=address, port=port, tls=is_tls)
                 await self._check_token()
-                return
+                return int(port)
             if why != told:
                 log.error(
                     "http.listen_failed",

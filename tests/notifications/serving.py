@@ -33,7 +33,9 @@ class FakePublisher:
 class Served:
     """``changes``: tells the server that a ledger changed."""
 
-    def __init__(self, feed: str = "cluster:1", *, zxid: int = 100, refuses: bool = False) -> None:
+    def __init__(
+        self, feed: str = "cluster:1", *, zxid: int = 100, refuses: bool = False, **options: Any
+    ) -> None:
         self.zxid = zxid
         tables = [
             VersionTable(kind, position=zxid, horizon=zxid) for kind in (LEDGER, BOOKIE, OBJECT)
@@ -45,7 +47,9 @@ class Served:
         self.refuses = refuses
         self.port = unused_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = NotificationServer(self.follower, server="one", authorize=self._authorize)
+        self.server = NotificationServer(
+            self.follower, server="one", authorize=self._authorize, **options
+        )
 
     async def _authorize(self, request: web.Request, changes: bool) -> None:
         if self.refuses:

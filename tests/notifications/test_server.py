@@ -383,3 +383,17 @@ def test_a_server_that_ends_sends_its_clients_away() -> None:
             assert served.matcher.holders == {}
 
     run(scenario())
+
+
+def test_more_clients_than_allowed_are_turned_away() -> None:
+    async def scenario() -> None:
+        async with Served(clients_max=1).running() as served, aiohttp.ClientSession() as http:
+            url = f"{served.url}/v1/events?key=L7"
+            async with http.get(url) as first:
+                await events(first, 1)
+                async with http.get(url) as second:
+                    statuses = first.status, second.status
+
+            assert statuses == (200, 503)
+
+    run(scenario())
