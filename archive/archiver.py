@@ -570,8 +570,8 @@ class Archiver:
             log.warning("archive.not_packed", reason=str(error))
 
     def _check_files(self) -> None:
-        """Raise CorruptionError if the last file or one of the newest base is missing: somebody has
-        deleted the archive, or its place is not mounted any more."""
+        """Raise CorruptionError if the last file is missing, or the first or last one of the newest
+        base. Then the archive was deleted, or its place is not mounted any more."""
         numbers = {self.number} - {0}
         if self.base is not None:
             numbers |= {self.base.number, self.base.first_page}

@@ -193,10 +193,10 @@ async def _serve_log(log: ChangeLog, known: int, port: int) -> None:
 
 
 class ClientFigures(Struct, frozen=True, kw_only=True):
-    """What was told since ``begin``. ``median_s``, ``p99_s``: from change to client. ``last_s``:
-    the time of the last one. ``live_s``: when the last client became current on its connection;
-    infinite if one is not. ``behind``: objects without their latest version. ``wrong``: versions
-    that were told after later ones."""
+    """The notifications since ``begin``. ``median_s``, ``p99_s``: time from a change to its
+    notification. ``last_s``: when the last notification came. ``live_s``: when the last client knew
+    everything on its connection; infinite if one does not. ``behind``: objects whose latest version
+    a client lacks. ``wrong``: versions that came after later ones."""
 
     told_count: int
     median_s: float

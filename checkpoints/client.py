@@ -30,7 +30,7 @@ from typing import Final
 
 from checkpoints.chain import NO_FEED, FeedChain, read_chain
 from checkpoints.errors import FeedChangedError
-from checkpoints.log import CheckpointLog
+from checkpoints.log import POLL_MAX_S, CheckpointLog
 from checkpoints.model import NO_CHECKPOINT, CheckpointId, LogId, SpanFilter, Version
 from checkpoints.receipts import ClientProcess, ClientTable, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
@@ -185,6 +185,21 @@ class ClusterConnection:
     def paths(self) -> ClusterPaths:
         return ClusterPaths.below(self.root)
 
+    def log(
+        self, chain: FeedChain, bookies: Bookies, clock: Clock, *, poll_max_s: float = POLL_MAX_S
+    ) -> CheckpointLog:
+        """Return the log of this generation of the feed. The caller runs it. ``poll_max_s``: as for
+        ``CheckpointLog``."""
+        return CheckpointLog(
+            store=self.store,
+            paths=self.paths,
+            manager=self.manager,
+            bookies=bookies,
+            clock=clock,
+            generation=chain.generation,
+            poll_max_s=poll_max_s,
+        )
+
 
 @asynccontextmanager
 async def open_client_in(
@@ -213,14 +228,7 @@ async def open_client_in(
     _check_store(store)  # before the wait for a feed that is not enabled
     async with bookies_of(cluster, clock, bookies) as client, task_scope() as scope:
         chain = await wait_enabled(cluster, on_disabled)
-        log = CheckpointLog(
-            store=cluster.store,
-            paths=cluster.paths,
-            manager=cluster.manager,
-            bookies=client,
-            clock=clock,
-            generation=chain.generation,
-        )
+        log = cluster.log(chain, client, clock)
         scope.start(log.run())
         generation, followed = process.log
         receipts, was_reset = await open_receipts(

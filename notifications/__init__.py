@@ -1,4 +1,4 @@
-"""Notifications: whoever holds a ledger learns that it changed, whatever fails.
+"""Notifications: programs that hold a ledger learn each change of it, also after failures.
 
 Clients register for objects: ledgers, bookies and objects that applications publish. A server tells
 each client the latest version of its objects. A server keeps no state that must survive it: it

@@ -33,8 +33,9 @@ ROUNDS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What one znode says of the bookies. ``is_list``: by its children. ``zxid``: of its last
-    change; 0 if there is no such znode. ``change_count``: the number of its changes."""
+    """What one znode says of the bookies. ``is_list``: True if its children name bookies, False for
+    the record of losses. ``zxid``: of the znode's last change; 0 if it does not exist.
+    ``change_count``: how often the znode has changed."""
 
     is_list: bool = True
     zxid: Version = 0

@@ -51,8 +51,8 @@ Item = Change | Refused | Stale | Fresh
 
 
 class StoredState(Struct, frozen=True, kw_only=True):
-    """What an application keeps over a restart. ``digest``: of the registrations for which the
-    positions count."""
+    """What an application stores for its next start. ``resume``: a resume point as text.
+    ``digest``, ``count``: of the registrations that it is valid for."""
 
     resume: str
     digest: str

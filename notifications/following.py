@@ -11,7 +11,6 @@ from typing import Final
 import structlog
 
 from checkpoints.client import ClusterConnection, bookies_of, wait_enabled
-from checkpoints.log import CheckpointLog
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import BookmenderError
@@ -55,15 +54,7 @@ async def sources_of(
     """
     chain = await wait_enabled(cluster, lambda: log.warning("notify.feed_disabled"))
     async with bookies_of(cluster, clock, bookies) as client, task_scope() as scope:
-        feed = CheckpointLog(
-            store=cluster.store,
-            paths=cluster.paths,
-            manager=cluster.manager,
-            bookies=client,
-            clock=clock,
-            generation=chain.generation,
-            poll_max_s=POLL_S,
-        )
+        feed = cluster.log(chain, client, clock, poll_max_s=POLL_S)
         scope.start(feed.run())
         await ensure_znode(cluster.store, cluster.paths.feed_watchers)
         watcher = f"{cluster.paths.feed_watchers}/notify-{server}"

@@ -45,7 +45,7 @@ class ArchiveStatus(Answer, frozen=True, kw_only=True):
     obstacle: str = ""
     """Why nothing is archived now; empty if the archive goes on."""
     action: str = ""
-    """What to do about the obstacle."""
+    """The next step that removes the obstacle."""
 
 
 async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:

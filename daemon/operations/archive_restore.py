@@ -63,7 +63,7 @@ class Rehearsed(Answer, frozen=True, kw_only=True):
     ledger_count: int
     cookie_count: int
     duration_s: float
-    """Of the restore alone."""
+    """Seconds that the restore took, without starting ZooKeeper and comparing."""
     different: list[str]
     """Ledgers and znodes that are not there byte for byte; empty: the rehearsal succeeded."""
 

@@ -223,8 +223,8 @@ class Status:
     progress: RepairProgress | None = None
     """What the leader measured last. None: nothing, or it is older than the queue."""
     archive: ArchiveStatus | None = None
-    notify_servers: tuple[ServerRecord, ...] = ()
     """None: it is not enabled."""
+    notify_servers: tuple[ServerRecord, ...] = ()
     feed_stall: FeedStall | None = None
     """Why the change feed is stalled; None: it is not, or is disabled."""
 
