@@ -169,7 +169,7 @@ class Listener:
                     address=self._settings.address,
                     port=self._settings.port,
                     error=why,
-                    next_step=f"{what}; http.enabled = false turns the server off. Tried again "
+                    next_step=f"{what}; http.enabled = false turns off that of a node. Tried again "
                     f"every {RETRY_S:g} s",
                 )
             told = why
