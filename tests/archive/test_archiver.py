@@ -117,6 +117,14 @@ class Recorded(FeedCluster):
                 if isinstance(error, Exception):
                     raise error
 
+    @classmethod
+    async def fed(cls) -> Recorded:
+        """Return a cluster whose feed is enabled."""
+        cluster = cls()
+        await cluster.prepare()
+        await cluster.enable()
+        return cluster
+
     async def prepare(self) -> None:
         """Empty checkpoints follow while nothing changes, as while a node archives."""
         await super().prepare()
@@ -237,9 +245,7 @@ def test_an_archiver_may_be_killed_at_each_step(monkeypatch: pytest.MonkeyPatch)
     calls = list[str]()
 
     async def scenario(killed_at: int) -> bool:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         calls.clear()
 
         def kills(method: str, name: str) -> bool:
@@ -362,9 +368,7 @@ def test_an_archive_begins_again_with_another_feed() -> None:
 
 def test_a_deleted_archive_is_noticed_and_begins_again_only_on_order() -> None:
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader():
             async with cluster.archiver() as archiver:
                 await cluster.create()
@@ -420,9 +424,7 @@ def test_of_two_archivers_one_ends(place: str, request: pytest.FixtureRequest) -
 
 def test_old_files_are_packed_and_nothing_else_changes() -> None:
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         written = dict[str, bytes]()
         create = cluster.place.create
 
@@ -450,9 +452,7 @@ def test_large_files_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive.archiver, "PACK_BYTES_MAX", 0)
 
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader(), cluster.archiver() as archiver:
             await live(cluster, Random(1), 100)
             await cluster.wait_archived()
@@ -466,9 +466,7 @@ def test_a_file_beside_its_pack_does_not_count() -> None:
     """Two can leave one: an archiver that is killed, and one that was suspended for long."""
 
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader():
             async with cluster.archiver():
                 await live(cluster, Random(1), 100)
@@ -486,9 +484,7 @@ def test_a_file_beside_its_pack_does_not_count() -> None:
 
 def test_points_older_than_the_retention_are_deleted() -> None:
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader(), cluster.archiver(retention_s=60):
             for _ in range(8):
                 await live(cluster, Random(1), 20)
@@ -508,9 +504,7 @@ def test_points_older_than_the_retention_are_deleted() -> None:
 
 def test_other_znodes_are_archived_once_a_minute() -> None:
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         await cluster.store.create(f"{ROOT}/cookies/a:3181", b"cookie", with_parents=True)
         await cluster.store.create("/managed-ledgers/topic", b"ids", with_parents=True)
         async with cluster.leader(), cluster.archiver(includes=("/managed-ledgers",)):
@@ -560,9 +554,7 @@ def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
         return  # a pack is in no chain
 
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader(), cluster.archiver() as archiver:
             await live(cluster, Random(1), 100)
             await cluster.wait_archived()
@@ -585,9 +577,7 @@ def test_an_empty_folder_is_no_archive() -> None:
 
 def test_an_ordered_base_is_written_once() -> None:
     async def scenario() -> None:
-        cluster = Recorded()
-        await cluster.prepare()
-        await cluster.enable()
+        cluster = await Recorded.fed()
         async with cluster.leader(), cluster.archiver() as archiver:
             await cluster.create()
             await cluster.wait_archived()
