@@ -41,7 +41,7 @@ public final class LedgerNotifications implements AutoCloseable {
     public static final long UNKNOWN = -1; // a version that the server does not know: read the metadata
     private static final System.Logger LOG = System.getLogger(LedgerNotifications.class.getName());
     private static final ObjectMapper JSON = new ObjectMapper();
-    private static final int KEYS_A_REGISTER = 5_000;
+    private static final int KEYS_A_REGISTER = 2_000;
     private static final long CONNECT_MS = 10_000, BEAT_MS = 15_000, SILENT_MS = 45_000, STALE_MS = 30_000;
     private static final long BACKOFF_MS = 500, TICK_MS = 1_000, GATHER_MS = 10, LAG_MS = 15_000;
 
