@@ -107,7 +107,7 @@ def _run(name: str, config: Path | None, output: str, *, waits: bool) -> NoRetur
     )
     text = f"{name}: requested" + (f"; leader: {checks.leader}" if checks.leader else "")
     if run is not None:
-        text = f"{name}: checked {counted(run.ledger_count, 'ledger')}: {counts_text(run)}"
+        text = f"{name}: checked {counted(run.ledger_count, 'ledger')}: {counts_text(run.counts)}"
     echo(output, record, text)
     sys.exit(0 if run is None else _exit_code(run))
 

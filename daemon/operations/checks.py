@@ -5,6 +5,7 @@ is reset, as Java's ``forceauditchecks`` does. For the audit of bookies the reco
 written again, as Java's ``triggeraudit`` does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -153,7 +154,7 @@ class CheckRow:
             took = duration_text(self.last.active_ms / 1000)
             lines.append(
                 f"  its last run checked {counted(self.last.ledger_count, 'ledger')} in {took}: "
-                f"{counts_text(self.last)}"
+                f"{counts_text(self.last.counts)}"
             )
         return "\n".join(lines)
 
@@ -207,17 +208,18 @@ def run_text(run: CheckRun) -> str:
     if run.remaining_s is not None:
         text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} per second"
     if run.counts:
-        text += f"; {counts_text(run)}"
+        text += f"; {counts_text(run.counts)}"
     return f"{text}; paused: {run.pause}" if run.pause else text
 
 
-def counts_text(run: CheckRun) -> str:
-    if not any(run.counts.values()):
-        return "nothing"
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return what a check found, and what the words for that mean."""
+    if not any(counts.values()):
+        return "nothing found"
     return ", ".join(
         f"{count:,} {kind.replace('_', ' ')}"
         + (f" ({meaning})" if (meaning := _MEANINGS.get(kind.removeprefix("open_"))) else "")
-        for kind, count in run.counts.items()
+        for kind, count in counts.items()
     )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from msgspec import structs
 
 from daemon.answers import Answer
+from daemon.operations.checks import counts_text
 from daemon.words import counted
 from ledgers.sizes import size_text
 from replication.history import Cause, Event, Kind, RecordedHistory
@@ -134,7 +135,7 @@ def _text(event: Event) -> str:
         case Kind.CHECK_FINISHED:
             return (
                 f"{event.cause} checked {counted(event.ledger_count, 'ledger')}"
-                f"{_by(event)}: {_counts(event.counts) or 'nothing found'}"
+                f"{_by(event)}: {counts_text(event.counts)}"
             )
         case Kind.FINDING:
             where = f" on {bookies}" if bookies else ""

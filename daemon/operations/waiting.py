@@ -192,7 +192,9 @@ def waiting_text(count: int, some: Sequence[WaitingNote], *, left: int, now_ms: 
         open_for = its if count == 1 else "their writers close them"
         told += f" until {open_for}, perhaps for days (a drain with --fence-open does not wait)"
     elif count >= left:
-        return f"{told}; {details}; if all stay blocked, this command ends in some minutes"
+        # The reader need not wait for the end of the command to learn what may keep all of them.
+        why = next((f" ({help_text(note)})" for note in some if note.reason.needs_help), "")
+        return f"{told}{why}; {details}; if all stay blocked, this command ends in some minutes"
     return f"{told}; {details}"
 
 

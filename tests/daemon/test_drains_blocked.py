@@ -60,7 +60,7 @@ async def test_a_ledger_with_an_unproven_end_ends_the_waiting() -> None:
     assert why == f"  {told}"
     assert drains.record().blocked == [told]
     assert heard.waiting[-1] == 1
-    assert heard.beside[-1].startswith("1 of them waits; ")
+    assert heard.beside[-1].startswith(f"1 of them waits (ledger {LEDGER} is blocked: end-unproven")
 
 
 @in_virtual_time
