@@ -35,6 +35,9 @@ from notifications.protocol import (
 
 STALE_S: Final = 30.0
 """After so long without news of the sources, what the application knows may be out of date."""
+WELCOME_S: Final = 12.0
+"""A server welcomes within so long. A later welcome says too little about its clock: frames would
+look so old that the application stays stale."""
 
 
 class Stale(Struct, frozen=True):
@@ -102,8 +105,10 @@ class ClientState:
         self._pending: dict[int, set[Key]] = {}
         """Registrations that were sent and not answered, by n."""
         self._said_s = now_s
+        self._ahead_s = 0.0
+        """By how much this clock is ahead of the server's; the true value may be larger."""
         self._fresh_s = now_s
-        """Up to this moment all changes were told, as far as the servers knew them."""
+        """Up to this moment all changes were told."""
         self._is_stale = False
 
     # --- The application --------------------------------------------------------------------------
@@ -189,15 +194,19 @@ class ClientState:
         )
 
     def receive(self, frame: ServerFrame, now_s: float) -> None:
+        """Raises TimeoutError if the connection must begin again."""
         match frame:
             case Welcome():
+                if now_s - self._said_s > WELCOME_S:
+                    raise TimeoutError("the welcome came late")
                 if frame.resync:
                     self._forget_told()
                 self._is_welcome, self._feed = True, frame.feed
+                # The server made this frame after the hello, the last that this client has said.
+                self._ahead_s = self._said_s - frame.sent_ms / 1000
                 self._unsent = {}
             case Changes():
                 self._take(frame)
-                self._fresh_s = max(self._fresh_s, now_s - frame.age_ms / 1000)
             case Refused():
                 for key in frame.keys:
                     self.unregister(key)
@@ -272,6 +281,9 @@ class ClientState:
             self._positions[kind] = max(self._positions.get(kind, 0), position)
         for n in [n for n in self._pending if n <= frame.n]:
             self._confirmed |= self._pending.pop(n)
+        # The frame may have waited in the network: what counts is when it was made.
+        heard_s = (frame.sent_ms - frame.age_ms) / 1000 + self._ahead_s
+        self._fresh_s = max(self._fresh_s, heard_s)
 
     def _forget_told(self) -> None:
         """What was told has no meaning in another feed: the servers tell everything again."""

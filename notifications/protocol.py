@@ -85,20 +85,22 @@ class Beat(Struct, frozen=True, tag="beat", kw_only=True):
 class Welcome(Struct, frozen=True, tag="welcome", kw_only=True):
     """The server accepts a client. ``feed``: as in ``ResumePoint``. ``resync``: the client's resume
     point is of no use here, so everything that the client knew is in doubt. ``urls``: of all living
-    servers."""
+    servers. ``sent_ms``: when this frame was made, by a clock of the server that never jumps."""
 
     server: str
     feed: str
+    sent_ms: int = 0
     resync: bool = False
     urls: Sequence[str] = ()
 
 
 class Changes(Struct, frozen=True, tag="changes", kw_only=True):
     """Rule W (see the package). ``n``: None in all frames of an answer but the last. ``age_ms``:
-    for how long the server has heard nothing new from its sources."""
+    for how long the server had heard nothing new from its sources at ``sent_ms`` (``Welcome``)."""
 
     positions: Positions
     n: int | None
+    sent_ms: int = 0
     age_ms: int = 0
     changes: list[Change] = []
 

@@ -136,7 +136,13 @@ class Session:
             self._positions = resume.positions
         self.is_welcome = True
         self._frames.append(
-            Welcome(server=matcher.server, feed=matcher.feed, resync=resync, urls=matcher.urls)
+            Welcome(
+                server=matcher.server,
+                feed=matcher.feed,
+                sent_ms=int(now_s * 1000),
+                resync=resync,
+                urls=matcher.urls,
+            )
         )
 
     def _is_due(self, register: Register, since_s: float, now_s: float) -> bool:
@@ -195,15 +201,18 @@ class Session:
         """Say everything. Only the last frame says that it was everything (rule W): the connection
         may be lost after any of them."""
         items, self.outbox = list(self.outbox.values()), {}
-        age_ms = int(self._matcher.age_s(now_s) * 1000)
         while len(items) > CHANGES_A_FRAME:
             part, items = items[:CHANGES_A_FRAME], items[CHANGES_A_FRAME:]
-            self._frames.append(
-                Changes(positions=self._positions, n=None, age_ms=age_ms, changes=part)
-            )
+            self._frames.append(Changes(positions=self._positions, n=None, changes=part))
         self._positions, self._answered_n = self._matcher.positions, self.n
         self._frames.append(
-            Changes(positions=self._positions, n=self.n, age_ms=age_ms, changes=items)
+            Changes(
+                positions=self._positions,
+                n=self.n,
+                sent_ms=int(now_s * 1000),
+                age_ms=int(self._matcher.age_s(now_s) * 1000),
+                changes=items,
+            )
         )
 
 

@@ -43,7 +43,7 @@ public final class LedgerNotifications implements AutoCloseable {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int KEYS_A_REGISTER = 2_000;
     private static final long CONNECT_MS = 10_000, BEAT_MS = 15_000, SILENT_MS = 45_000, STALE_MS = 30_000;
-    private static final long BACKOFF_MS = 500, TICK_MS = 1_000, GATHER_MS = 10, LAG_MS = 15_000;
+    private static final long BACKOFF_MS = 500, TICK_MS = 1_000, GATHER_MS = 10, LAG_MS = 15_000, WELCOME_MS = 12_000;
 
     /** Is told of the changes of one ledger, on the one thread of the notifications: it must not wait. */
     public abstract static class Listener {
@@ -141,6 +141,7 @@ public final class LedgerNotifications implements AutoCloseable {
         private boolean isWelcome;
         private int n, wholeN = Integer.MAX_VALUE; // of the frame that ended the first registration of all
         private long begunMs = nowMs(), saidMs = begunMs, heardMs = begunMs;
+        private long aheadMs; // by how much this clock is ahead of the server's, or less
 
         void say(String type, ObjectNode frame) {
             saidMs = nowMs();
@@ -212,20 +213,25 @@ public final class LedgerNotifications implements AutoCloseable {
         try {
             JsonNode frame = JSON.readTree(text);
             String type = from.isLost.get() ? "" : frame.path("type").asText(); // later ones may have others
-            if (type.equals("welcome")) {
+            if (type.equals("welcome") && from.heardMs - from.saidMs > WELCOME_MS) {
+                lost(from, "the welcome came late", 0); // it says too little about the server's clock
+            } else if (type.equals("welcome")) {
                 feed = frame.path("feed").asText();
                 if (frame.path("resync").asBoolean()) { // what was told has no meaning in this feed
                     position = 0;
                     wanted.values().forEach(all -> all.forEach(each -> each.told = 0));
                 }
                 from.isWelcome = true;
+                from.aheadMs = from.saidMs - frame.path("sent_ms").asLong(); // made after the hello
                 send();
             } else if (type.equals("changes")) {
                 frame.path("changes").forEach(this::tell);
-                freshMs = Math.max(freshMs, nowMs() - frame.path("age_ms").asLong());
                 int n = frame.path("n").asInt(-1);
                 if (n >= from.wholeN) { // only a complete answer to all registrations moves the position
                     position = Math.max(position, frame.path("positions").path("L").asLong());
+                    // The frame may have waited in the network: what counts is when it was made.
+                    long madeMs = frame.path("sent_ms").asLong() + from.aheadMs;
+                    freshMs = Math.max(freshMs, madeMs - frame.path("age_ms").asLong());
                     var answered = from.pending.headMap(n, true);
                     answered.values().forEach(all -> all.forEach(each -> each.isConfirmed = true));
                     answered.clear();

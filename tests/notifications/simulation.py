@@ -39,11 +39,16 @@ class World:
         self.is_restored = chance.random() < 0.3
         self.forgets = chance.random() < 0.1
         """Servers forget registrations. What clients store then is of no use."""
+        self.is_followed = chance.random() < 0.5
+        """Servers mostly know the latest changes. Else they mostly lag, so no client is fresh."""
         self.feed, self.zxid = "cluster:1", 1_000_000
         self.logs: dict[str, list[Change]] = {kind: [] for kind in KINDS}
+        self.changed_s: dict[Version, float] = {}
+        """When it changed, by zxid."""
 
-    def change(self, chance: random.Random) -> None:
+    def change(self, chance: random.Random, now_s: float) -> None:
         self.zxid += chance.randint(1, 3)
+        self.changed_s[self.zxid] = now_s
         key = chance.choice(KEYS)
         exists = self.version(key) > 0 and not self.last(key).is_deleted
         self.logs[key[0]].append(Change(key, self.zxid, exists and chance.random() < 0.3))
@@ -147,6 +152,11 @@ class Server:
         else:
             self.matcher.heard_s[kind] = now_s
 
+    def catch_up(self, chance: random.Random, now_s: float) -> None:
+        for kind in KINDS:
+            for _ in range(len(self.world.logs[kind]) + 1):
+                self.advance(kind, chance, now_s)
+
     def step(self, connection: Connection, now_s: float) -> None:
         """Read what has arrived, and say what there is to say."""
         if connection.is_lost:
@@ -196,11 +206,12 @@ class Application:
         self.connection: Connection | None = None
         self.given: list[Change] = []
         self.told: dict[tuple[str, Key], Version] = {}
+        self.begun_s = 0.0
         self.begin(now_s)
 
     def begin(self, now_s: float) -> None:
         self.disconnect()
-        self.given, self.told = [], {}
+        self.given, self.told, self.begun_s = [], {}, now_s
         self.state = ClientState(client="c", stored=self.stored, now_s=now_s)
         for key in self.wanted:
             self.state.register(key, self.known(key))
@@ -242,7 +253,11 @@ class Application:
                 before, connection.positions = connection.positions, frame.positions
                 is_lower = any(frame.positions[kind] < zxid for kind, zxid in before.items())
                 assert not is_lower, "the positions of a connection fell"
-            self.state.receive(frame, now_s)
+            try:
+                self.state.receive(frame, now_s)
+            except TimeoutError:
+                self.disconnect()
+                return
             if isinstance(frame, Goodbye):
                 self.disconnect()
                 return
@@ -279,6 +294,18 @@ class Application:
         if not self.world.forgets and (stored := self.state.stored()) is not None:
             self.stored = stored
 
+    def check_fresh(self) -> None:
+        """What the library says to have told, up to a moment, is known, or is read next."""
+        state, fresh_s = self.state, self.state._fresh_s
+        if fresh_s <= self.begun_s or self.world.is_restored or self.world.forgets:
+            return
+        for key in state._confirmed:
+            version = self.world.version(key)
+            known = max(state._told.get(key, 0), self.copies.get(key, ("", 0))[1])
+            is_told = known >= version or key in state._outstanding
+            is_later = self.world.changed_s.get(version, 0.0) > fresh_s
+            assert is_told or is_later, "fresh, though a change was not told"
+
     def is_current(self, key: Key) -> bool:
         feed, version = self.copies.get(key, ("", 0))
         return feed == self.world.feed and version >= self.world.version(key)
@@ -294,7 +321,7 @@ class Simulation:
         self.pause_s = self.chance.choice((0, 1, 12))
         self.weights = [weight * self.chance.choice((0.3, 1, 3)) for weight in ACTIONS]
         for _ in range(self.chance.randint(0, 5)):
-            self.world.change(self.chance)
+            self.world.change(self.chance, self.now_s)
         self.servers = [Server(self.world, self.chance, self.now_s) for _ in range(3)]
         self.applications = [Application(self.world, self.now_s) for _ in range(2)]
 
@@ -303,6 +330,8 @@ class Simulation:
             for _ in range(self.chance.randint(50, 300)):
                 self.now_s += self.chance.choice((0, 0.02, 0.02, 0.1, 0.1, 1, 1, self.pause_s))
                 self._act()
+                for application in self.applications:
+                    application.check_fresh()
             return self._settle()
         except AssertionError as error:
             return str(error)
@@ -313,9 +342,12 @@ class Simulation:
         connection = application.connection
         match chance.choices(range(17), self.weights)[0]:
             case 0:
-                self.world.change(chance)
+                self.world.change(chance, now_s)
             case 1:
-                server.advance(chance.choice(KINDS), chance, now_s)
+                if self.world.is_followed:
+                    server.catch_up(chance, now_s)
+                else:
+                    server.advance(chance.choice(KINDS), chance, now_s)
             case 2:
                 if connection is not None:
                     connection.server.step(connection, now_s)
@@ -357,9 +389,7 @@ class Simulation:
         for _ in range(60):
             self.now_s += 2.0
             for server in self.servers:
-                for kind in KINDS:
-                    for _ in range(len(self.world.logs[kind]) + 1):
-                        server.advance(kind, self.chance, self.now_s)
+                server.catch_up(self.chance, self.now_s)
             for application in self.applications:
                 if application.connection is None:
                     application.connect(self.chance.choice(self.servers), self.now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ class Link:
 
     async def welcome(self, *, resync: bool = False, feed: str = FEED) -> Hello:
         hello: Hello = await self.heard()
-        await self.say(Welcome(server="one", feed=feed, resync=resync))
+        await self.say(Welcome(server="one", feed=feed, sent_ms=now_ms(), resync=resync))
         return hello
 
     async def registered(self, count: int) -> Register:
@@ -134,8 +135,14 @@ def changed(ledger_id: int, version: int, *, deleted: bool = False) -> dict[str,
     return {"kind": "changed", "ledger": ledger_id, "version": version, "deleted": deleted}
 
 
-def told_all(position: int, n: int, *changes: Change) -> Changes:
-    return Changes(positions={"L": position}, n=n, changes=list(changes))
+def now_ms() -> int:
+    return int(time.monotonic() * 1000)
+
+
+def told_all(position: int, n: int, *changes: Change, late_ms: int = 0) -> Changes:
+    """``late_ms``: for how long the frame was on its way."""
+    sent_ms = now_ms() - late_ms
+    return Changes(positions={"L": position}, n=n, sent_ms=sent_ms, changes=list(changes))
 
 
 def test_a_listener_is_told_of_newer_versions_only(tmp_path: Path) -> None:
@@ -310,6 +317,9 @@ def test_a_client_beats_and_knows_that_it_is_told_nothing(tmp_path: Path) -> Non
 
         while not await is_stale():  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.1)
+        await link.say(told_all(150, n, Change("L7", 150), late_ms=31_000))
+        assert await on.told() == changed(7, 150)
+        assert await is_stale()
         await link.say(told_all(151, n))
 
         assert first == second == Beat(n=n, digest=str(Digest(["L7"])), count=1)

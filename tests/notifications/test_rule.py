@@ -146,6 +146,17 @@ def compares_no_digests(monkeypatch: pytest.MonkeyPatch) -> None:
 receive = Session.receive
 
 
+def takes_frames_for_as_new_as_their_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = ClientState.receive
+
+    def wrong(self: ClientState, frame: Any, now_s: float) -> None:
+        receive(self, frame, now_s)
+        if isinstance(frame, Changes) and frame.n is not None:
+            self._fresh_s = max(self._fresh_s, now_s - frame.age_ms / 1000)
+
+    monkeypatch.setattr(ClientState, "receive", wrong)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -159,6 +170,7 @@ receive = Session.receive
         compares_no_generations,
         takes_an_old_answer_for_a_new_registration,
         gives_a_missed_deletion_an_earlier_zxid,
+        takes_frames_for_as_new_as_their_arrival,
     ],
 )
 def test_a_planted_mistake_is_found(
