@@ -66,7 +66,8 @@ public final class LedgerNotifications implements AutoCloseable {
         }
     }
 
-    private final List<String> servers;
+    private final List<String> given;
+    private List<String> servers; // given, and those that the last welcome named
     private final Supplier<WebSocket.Builder> sockets;
     private final String name;
     private final ScheduledThreadPoolExecutor thread;
@@ -82,7 +83,7 @@ public final class LedgerNotifications implements AutoCloseable {
 
     /** {@code sockets}: may add a header, as for a token. {@code name}: of this process, for operators. */
     public LedgerNotifications(List<String> servers, Supplier<WebSocket.Builder> sockets, String name) {
-        this.servers = List.copyOf(servers);
+        this.servers = given = List.copyOf(servers);
         this.sockets = sockets;
         this.name = name;
         server = ThreadLocalRandom.current().nextInt(servers.size());
@@ -134,6 +135,7 @@ public final class LedgerNotifications implements AutoCloseable {
     }
 
     private final class Connection implements WebSocket.Listener { // as in notifications/client_state.py
+        private final String url = servers.get(server % servers.size());
         private final AtomicBoolean isLost = new AtomicBoolean(); // no frame counts after that
         private final TreeMap<Integer, List<Listener>> pending = new TreeMap<>(); // not answered, by n
         private CompletableFuture<WebSocket> opened = new CompletableFuture<>(), sent;
@@ -170,7 +172,7 @@ public final class LedgerNotifications implements AutoCloseable {
 
     private void connect() {
         var opening = connection = new Connection();
-        URI uri = URI.create(servers.get(server).replaceFirst("^http", "ws")).resolve("/v1/notifications");
+        URI uri = URI.create(opening.url.replaceFirst("^http", "ws")).resolve("/v1/notifications");
         opening.opened = opening.sent = sockets.get().connectTimeout(Duration.ofMillis(CONNECT_MS))
                 .subprotocols("bookmender.notify.v1").buildAsync(uri, opening);
         String resume = feed == null ? null : feed + ":L=" + position;
@@ -182,8 +184,8 @@ public final class LedgerNotifications implements AutoCloseable {
         which.opened.thenAccept(WebSocket::abort);
         if (which.isLost.compareAndSet(false, true)) {
             later(0, () -> {
-                LOG.log(System.Logger.Level.INFO, "lost " + servers.get(server) + ": " + reason);
-                server = (server + 1) % servers.size();
+                LOG.log(System.Logger.Level.INFO, "lost " + which.url + ": " + reason);
+                server++;
                 failures = nowMs() - which.begunMs > SILENT_MS ? 0 : failures + 1;
                 long jitterMs = ThreadLocalRandom.current().nextLong(BACKOFF_MS << Math.min(failures, 6));
                 later(retryAfterMs + jitterMs, this::connect);
@@ -217,6 +219,9 @@ public final class LedgerNotifications implements AutoCloseable {
                 lost(from, "the welcome came late", 0); // it says too little about the server's clock
             } else if (type.equals("welcome")) {
                 feed = frame.path("feed").asText();
+                var named = new LinkedHashSet<>(given);
+                frame.path("urls").forEach(url -> named.add(url.asText()));
+                servers = List.copyOf(named);
                 if (frame.path("resync").asBoolean()) { // what was told has no meaning in this feed
                     position = 0;
                     wanted.values().forEach(all -> all.forEach(each -> each.told = 0));

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ FEED = "cluster:1"
 class Link:
     """A connection, as the server sees it."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
-        self._socket = socket
+    def __init__(self, socket: web.WebSocketResponse, host: str) -> None:
+        self._socket, self.host = socket, host
 
     async def say(self, *frames: ServerFrame) -> None:
         for frame in frames:
@@ -55,9 +55,12 @@ class Link:
         async with asyncio.timeout(TIMEOUT_S):
             return decode_client_frame((await self._socket.receive()).data)
 
-    async def welcome(self, *, resync: bool = False, feed: str = FEED) -> Hello:
+    async def welcome(
+        self, *, resync: bool = False, feed: str = FEED, urls: Sequence[str] = ()
+    ) -> Hello:
         hello: Hello = await self.heard()
-        await self.say(Welcome(server="one", feed=feed, sent_ms=now_ms(), resync=resync))
+        sent_ms = now_ms()
+        await self.say(Welcome(server="one", feed=feed, sent_ms=sent_ms, resync=resync, urls=urls))
         return hello
 
     async def registered(self, count: int) -> Register:
@@ -101,7 +104,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
     async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=(SUBPROTOCOL,), timeout=1.0)
         await socket.prepare(request)
-        links.put_nowait(Link(socket))
+        links.put_nowait(Link(socket, request.host))
         await asyncio.get_running_loop().create_future()
         return socket
 
@@ -275,6 +278,22 @@ def test_a_refusal_is_told_and_not_repeated(tmp_path: Path) -> None:
 
         assert refused == {"kind": "refused", "ledger": 8, "code": "too_many"}
         assert (await again.heard()).add == [("L7", 150)]
+
+    run(tmp_path, play)
+
+
+def test_a_client_finds_the_other_servers(tmp_path: Path) -> None:
+    async def play(on: Scene) -> None:
+        on.order("register 7 0")
+        link = await on.link()
+        other = link.host.replace("127.0.0.1", "localhost")
+        await link.welcome(urls=[f"http://{other}"])
+        await link.say(Goodbye(code="moved"))
+        again = await on.link()
+        await again.say(Goodbye(code="moved"))
+
+        assert again.host == other
+        assert (await on.link()).host == link.host
 
     run(tmp_path, play)
 
