@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace as replace_settings
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -24,7 +25,7 @@ from daemon.logs import LogThread, set_up_logs
 from daemon.settings import Settings
 from daemon.settings_source import settings_for_command
 from daemon.words import duration_text, printable
-from ledgers.errors import UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.tasks import task_scope
 from notifications.client import (
     Change,
@@ -111,13 +112,30 @@ class Notification(Answer, frozen=True, kw_only=True):
         return f"{self.key}  {what}  version {version}"
 
 
+class Version(click.ParamType[int]):
+    """A version as these commands print it (0x661), or as JSON has it (1633)."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            version = value if isinstance(value, int) else int(value, 0)
+        except ValueError:
+            version = -1
+        if not 0 <= version < 1 << 63:
+            self.fail(f"{value!r} is no version, such as 0x661 or 1633", param, ctx)
+        return int(version)
+
+
 @notify.command()
 @click.argument("ledgers", nargs=-1, type=int, metavar="[LEDGER]...")
 @click.option("--bookie", "bookies", multiple=True, help="Also watch this bookie.")
 @click.option("--object", "objects", multiple=True, help="Also watch this published object.")
 @click.option("--exec", "command", help="Shell command to run for each change.")
 @click.option("--state", default="", help="File that keeps what is done, for a restart.")
-@click.option("--known", type=int, default=0, help="Version of all objects that you have.")
+@click.option(
+    "--known", type=Version(), default="0", help="Version of all objects that you have: 0x661."
+)
 @server_option
 @token_option
 @config_option
@@ -323,4 +341,9 @@ async def _listed(settings: Settings) -> list[ServerRecord]:
 
 async def _ask(method: str, url: str, token_file: str) -> bytes:
     token = read_token(token_file).reveal() if token_file else ""
-    return await ask(method, url, token=token)
+    try:
+        return await ask(method, url, token=token)
+    except UnauthorizedError as error:
+        raise UnauthorizedError(
+            f"{error}. Name a file with its token: --token-file FILE"
+        ) from error

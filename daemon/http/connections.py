@@ -41,6 +41,8 @@ SHUTDOWN_S = 1.0
 """Time limits of the TLS handshake, and of the goodbye of TLS."""
 NO_FILES_PAUSE_S = 1.0
 """Pause after an accept for which the process had no file."""
+CLIENT_GONE = 499
+"""The status of a request whose client has closed the connection. Nobody gets it."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,14 +112,16 @@ class Connections:
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Note the beginning and the end of a request on its connection. The handler of a change
         sets ``changes`` of ``request[CONNECTION]`` once the client may change something."""
-        if (connection := self._open.get(request.protocol)) is None:
-            return await handler(request)
-        request[CONNECTION], connection.changes = connection, False
+        if (connection := self._open.get(request.protocol)) is not None:
+            request[CONNECTION], connection.changes = connection, False
         try:
             return await handler(request)
+        except ConnectionResetError:
+            return web.Response(status=CLIENT_GONE)
         finally:
-            connection.changes = None
-            self._touch(request.protocol)
+            if connection is not None:
+                connection.changes = None
+                self._touch(request.protocol)
 
     def _touch(self, protocol: asyncio.BaseProtocol) -> None:
         """Note that the connection has done something: its answer needs time to leave."""

@@ -172,3 +172,35 @@ def test_without_files_accepting_waits_and_says_what_to_do(
     (told,) = logged
     assert told["event"] == "http.accept_failed"
     assert "LimitNOFILE" in told["error"]
+
+
+def test_a_client_that_has_gone_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        ended = asyncio.Event()
+
+        async def talk(request: web.Request) -> web.StreamResponse:
+            try:
+                response = web.StreamResponse()
+                await response.prepare(request)
+                while True:
+                    await response.write(b"x" * 1000)
+                    await asyncio.sleep(0.01)
+            finally:
+                ended.set()
+
+        app = web.Application()
+        app.add_routes([web.get("/talk", talk)])
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(listen(app, PLAIN, on_open=port.set_result))
+        _, writer = await asyncio.open_connection("127.0.0.1", await port)
+        writer.write(b"GET /talk HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(run())
+
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
