@@ -91,6 +91,8 @@ MARKS_KEPT_MAX = 200_000
 """Marks whose time is remembered: those with the lowest ledger ids."""
 PACE_WINDOW_MS = 300_000
 """The estimate uses the pace of this time."""
+PACE_MIN_S = 15.0
+"""Work must have gone on for so long before its end is estimated: it begins slowly."""
 GROWN_BY = 1.1
 """A backlog that grew by this factor starts a new estimate: another bookie was lost."""
 SAMPLES_MAX = 120
@@ -171,7 +173,8 @@ def pace(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
     passed_s, done = (now.at_ms - then.at_ms) / 1000, left(then) - left(now)
     if passed_s <= 0:
         return None, None
-    left_s = left(now) * passed_s / done if done > 0 else None
+    is_known = done > 0 and passed_s >= PACE_MIN_S
+    left_s = left(now) * passed_s / done if is_known else None
     return max(0, then.bytes - now.bytes) / passed_s, left_s
 
 

@@ -191,11 +191,12 @@ def samples(*rows: tuple[float, int, int]) -> list[Sample]:
     ("rows", "expected"),
     [
         pytest.param([(0, 100, 1_000)], (None, None), id="one sample tells nothing"),
-        pytest.param([(0, 100, 1_000), (10, 90, 800)], (20, 40), id="bytes decide"),
+        pytest.param([(0, 100, 1_000), (10, 90, 800)], (20, None), id="too early"),
+        pytest.param([(0, 100, 1_000), (20, 90, 800)], (10, 80), id="bytes decide"),
         pytest.param([(0, 9, 99), (300, 9, 50), (600, 9, 50)], (0, None), id="the last minutes"),
-        pytest.param([(0, 9, 50), (10, 9, 99), (20, 9, 90)], (0.9, 100), id="another loss"),
+        pytest.param([(0, 9, 50), (10, 9, 99), (30, 9, 90)], (0.45, 200), id="another loss"),
         pytest.param([(0, 9, 90), (10, 9, 80), (20, 9, 82)], (0.4, 205), id="a ledger was closed"),
-        pytest.param([(0, 10, 0), (10, 5, 0)], (0, 10), id="empty ledgers are counted"),
+        pytest.param([(0, 10, 0), (20, 5, 0)], (0, 20), id="empty ledgers are counted"),
     ],
 )
 def test_the_time_left_follows_the_bytes_of_the_last_minutes(
