@@ -43,18 +43,20 @@ RUNBOOK_TAIL = """
 ZooKeeper's data was put back from a backup, or its machines were set back to a snapshot. Ledgers
 that were created since are gone, deleted ones are back, and changed ones have their old metadata.
 
-1. Restore all servers from the same backup. Start ZooKeeper, then the bookies, then the nodes.
-2. Run `bookmender feed status`. It says that the feed began again, if a node noticed the restore:
-   from the file `feed-….json` in its `node.state_dir`, from a log that is later than ZooKeeper, or
-   from bookies that have entries of a ledger id that is new to ZooKeeper. Clients that keep their
-   receipts in a database, Spark's checkpoint location or the folder of fsck notice it themselves.
-3. If it does not say so, no node could notice it, or the feed's log has lost nothing. If in doubt,
-   begin the feed again: `bookmender feed disable`, then `bookmender feed enable`. This costs each
-   client one comparison with all ledgers.
-4. Let the programs that follow the feed
+1. Stop the bookies: a running bookie deletes each ledger that ZooKeeper does not list. Restore all
+   servers from the same backup, and start ZooKeeper.
+2. If there is an archive,
+   [put back what the backup lacks](disaster.md#zookeeper-was-restored-from-an-old-backup).
+3. Start the bookies, then the nodes.
+4. Run `bookmender feed status`. It says that the feed began again, if a node noticed the restore.
+   Clients that keep their receipts in a database, Spark's checkpoint location or the folder of
+   fsck notice it themselves. If it does not say so, and you are in doubt, begin the feed again:
+   `bookmender feed disable`, then `bookmender feed enable`. This costs each client one comparison
+   with all ledgers.
+5. Let the programs that follow the feed
    [compare their state with all ledgers](feed.md#after-a-restore-of-zookeeper).
-5. Run `bookmender fsck run --restart`, without `--changed`. A ledger
-   that is back may have lost its entries, and no earlier check of it counts.
+6. Run `bookmender fsck run --restart`, without `--changed`. A ledger that is back may have lost its
+   entries, and no earlier check of it counts.
 """
 
 SETTINGS_HEAD = """\

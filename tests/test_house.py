@@ -384,7 +384,7 @@ HAS_LAYOUT = (ROOT / "replication" / "work_queue.py").exists()
                 strict=True,
             ),
         )
-        for name in ("ARCHITECTURE.md", "docs/internals.md", "CONTRIBUTING.md")
+        for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")
     ],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:

@@ -121,7 +121,7 @@ def safety_hold(status: Status) -> Found | None:
     Causes: Many bookies disappeared within a short time ([hold] in the settings), often because of
     the network, a rack or a faulty rollout. Or an operator ran bookmender hold --begin.
     Do: Find out why so many bookies are absent, and start them. If they are lost for good, end the
-    hold with bookmender hold --end: then all their ledgers are repaired.
+    hold with bookmender hold --end --yes: then all their ledgers are repaired.
     Clears: soon after the bookies are back, at the end of its time, or with bookmender hold
     --end."""
     hold, services, bookies = status.orders.hold, status.services, status.bookies
