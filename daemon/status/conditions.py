@@ -152,8 +152,9 @@ def safety_hold(status: Status) -> Found | None:
     return Found(
         "WARN" if hold.is_by_operator else "ERROR",
         f"{'. '.join(facts)}.",
-        f"{'' if hold.is_by_operator else 'Start the absent bookies. '}To end the hold: "
-        "bookmender hold --end"
+        f"{'' if hold.is_by_operator else 'Start the absent bookies. '}To end the hold"
+        + (", and have their ledgers repaired" if still_absent else "")
+        + f": bookmender hold --end{' --yes' if still_absent else ''}"
         + (" To stop Java's leader: bookmender disable" if is_ignored else ""),
         {
             **hold_record(hold),
