@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -25,12 +24,13 @@ from archive.order import RETENTION_DEFAULT_S
 from archive.places import open_place
 from archive.reading import Archive, Point
 from archive.restore import Clone, live_ledgers, plan_restore
-from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.feed import confirm_deletion
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.logs import set_up_logs
 from daemon.operations import archive_rehearsal
 from daemon.operations.archive import (
@@ -54,7 +54,6 @@ from daemon.operations.archive_restore import (
     verify,
 )
 from daemon.settings import LogSettings, Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, parse_duration_s, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
@@ -111,7 +110,7 @@ yes_option = click.option("--yes/--dry-run", help="Restore, or only show what wo
 
 
 def _open(config: Path | None, url: str | None) -> tuple[Settings, Archive]:
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     return settings, Archive(open_place(asyncio.run(url_of(settings, url))))
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, in_each_session, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, in_each_session, shared_clock
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
 from daemon.cli.output import echo, echo_list, list_options, table
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
+from daemon.cli.session import run_in_session
 from daemon.operations import drains, maintenance
 from daemon.operations.bookies import (
     SORTED_BY,

@@ -8,10 +8,11 @@ import click
 
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN
 from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import ProgressLine, echo_notes, explain_interrupt
+from daemon.cli.session import run_in_session
 from daemon.operations.checks import (
     FORCIBLE,
     Checks,

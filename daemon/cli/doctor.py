@@ -24,16 +24,17 @@ from pathlib import Path
 import click
 from msgspec import structs
 
-from daemon.admin_session import AdminSession, log_errors_only
+from daemon.admin_session import AdminSession
 from daemon.answers import Answer, as_json
 from daemon.cli.config import exposed_secrets
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.session import log_errors_only, settings_for_command
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
 from daemon.operations.bookies import ask_each, known_bookies, registered_bookies
 from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings
-from daemon.settings_source import find_source, settings_for_command
+from daemon.settings_source import find_source
 from daemon.state import JOURNAL_FOLDER, state_dir
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_services
@@ -136,7 +137,7 @@ def doctor(config: Path | None, output: str, writes: bool) -> None:
 
     Exit codes: 0 everything is OK. 1 warnings or errors. 2 the settings are wrong.
     """
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     file = find_source(config, os.environ).file
     found = asyncio.run(diagnose(settings, file, writes=writes, clock=SystemClock()))

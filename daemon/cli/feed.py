@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from checkpoints.client import IN_ZOOKEEPER
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo, echo_list, list_options
+from daemon.cli.session import run_in_session
 from daemon.operations.feed import (
     Failures,
     FeedFollowers,

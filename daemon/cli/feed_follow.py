@@ -39,13 +39,13 @@ from checkpoints.client import (
 from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
-from daemon.admin_session import AdminSession, in_each_session, run_with
+from daemon.admin_session import AdminSession, in_each_session
 from daemon.answers import Answer
 from daemon.cli.feed import client_store_option
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
+from daemon.cli.session import run_with, settings_for_command
 from daemon.logs import set_up_logs
 from daemon.operations.feed import connection_of
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, printable
 from ledgers.errors import (
     BookmenderError,
@@ -529,7 +529,7 @@ def follow_command(
         stop_on_failure=stop_on_failure,
     )
     handle = printing(output) if command is None else running(command)
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
 
     run = FollowRun()
 

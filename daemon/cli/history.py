@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import run_in_session
 from daemon.cli.main import LedgerId, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import run_in_session
 from daemon.operations.history import EventRecord, select, time_text
 from daemon.words import counted, printable
 from ledgers.clock import SystemClock

@@ -1,7 +1,6 @@
 """``bookmender ledger``: shows single ledgers, closes them, and undoes writes of their metadata."""
 
 import asyncio
-import os
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, log_errors_only, run_in_session
+from daemon.admin_session import AdminSession
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
@@ -21,6 +20,7 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.operations.close import LedgerClosing, close_ledger, look_before_closing
 from daemon.operations.ledgers import (
     IdleLedger,
@@ -38,7 +38,6 @@ from daemon.operations.restore import (
     recorded_writes,
     restore_ledger,
 )
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from replication.records import REWRITE_HINT
@@ -203,7 +202,7 @@ def close(
     Exit codes: 0 closed, already closed, or --yes would close it. 1 refused, or no such ledger.
     3 bookies failed or another node holds the lock: try again.
     """
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     if yes:
         closing = close_ledger(
@@ -281,7 +280,7 @@ def restore(
     Exit codes: 0 done, listed, or --yes would do it. 1 refused, or no such record or ledger.
     3 bookies or ZooKeeper failed, or another node holds the lock: try again.
     """
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     if time_ms is None:
         if yes or force:

@@ -177,7 +177,7 @@ class RootGroup(CommandGroup):
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "daemon": ("daemon.cli.daemon:daemon", "Run a node until SIGTERM or Ctrl-C."),
-    "status": ("daemon.status.command:status", "Show the health of the cluster, and what to do."),
+    "status": ("daemon.cli.status:status", "Show the health of the cluster, and what to do."),
     "history": ("daemon.cli.history:history", "Show what happened, when, and who did it."),
     "queue": ("daemon.cli.queue:queue", "Show the ledgers marked as under-replicated."),
     "plan": ("daemon.cli.plan:plan", "Show what would be copied, and what blocks it."),
@@ -187,7 +187,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "limits": ("daemon.cli.orders:limits", "Show or change the limits of all nodes."),
     "hold": ("daemon.cli.orders:hold", "Show, start or end the safety hold."),
     "check": ("daemon.cli.check:check", "Show, run or pause the periodic checks."),
-    "fsck": ("daemon.fsck.command:fsck", "Read ledger copies and verify them."),
+    "fsck": ("daemon.cli.fsck:fsck", "Read ledger copies and verify them."),
     "disable": ("daemon.cli.orders:disable", "Disable auto-recovery for the whole cluster."),
     "enable": ("daemon.cli.orders:enable", "Enable auto-recovery again."),
     "recovery-delay": (
@@ -201,8 +201,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),
     "config": ("daemon.cli.config:config", "Show, check or import settings."),
     "completion": ("daemon.cli.completion:completion", ""),
-    "local": ("daemon.local.commands:local", "Run a BookKeeper cluster on this machine."),
-    "demo": ("daemon.demo:demo", "Kill a bookie, watch the repair, verify all copies."),
+    "local": ("daemon.cli.local:local", "Run a BookKeeper cluster on this machine."),
+    "demo": ("daemon.cli.demo:demo", "Kill a bookie, watch the repair, verify all copies."),
 }
 """The commands in the order of ``bookmender --help``."""
 

@@ -14,15 +14,15 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from daemon.admin_session import AdminSession, admin_session, run_in_session
+from daemon.admin_session import AdminSession, admin_session
 from daemon.answers import Answer
 from daemon.cli.feed_follow import printing, running, watch_reader
 from daemon.cli.main import CommandGroup, config_option, output_option
 from daemon.cli.output import echo, table
+from daemon.cli.session import run_in_session, settings_for_command
 from daemon.http.access import read_token
 from daemon.logs import LogThread, set_up_logs
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import duration_text, printable
 from ledgers.errors import UnavailableError
 from ledgers.tasks import task_scope
@@ -79,7 +79,7 @@ def serve(config: Path | None) -> None:
     """
     from daemon.notify import run_server
 
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     with LogThread():
         set_up_logs(settings.log)
         run_server(settings)
@@ -151,7 +151,7 @@ def watch(
         check_key(key)
     handle = printing(output) if command is None else running(command)
 
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
 
     async def follow() -> None:
         urls = await _urls(servers, config)
@@ -309,7 +309,7 @@ async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
     """Return the servers: those given, else those in ZooKeeper. Raises UnavailableError."""
     if given:
         return list(given)
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     found = await _listed(settings)
     if not found:
         raise UnavailableError(f"{NO_SERVER} Or name one: --server URL")

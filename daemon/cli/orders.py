@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import EXIT_FAILED, cluster_options
 from daemon.cli.option_types import Duration, Limit, ReasonText
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import run_in_session
 from daemon.operations.history import time_text
 from daemon.operations.holds import HoldStateRecord, begin_hold, read_hold, release_hold
 from daemon.operations.limits import Limits, change_limits, concerns, effective_limits, limit_text

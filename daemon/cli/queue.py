@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from daemon.admin_session import run_in_session
 from daemon.cli.output import echo_list, list_options, table
+from daemon.cli.session import run_in_session
 from daemon.operations.queue import (
     QUEUE_LIMIT,
     MarkReasonRecord,

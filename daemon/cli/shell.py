@@ -18,13 +18,14 @@ import click
 
 from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, read_each
-from daemon.admin_session import AdminSession, run_with
+from daemon.admin_session import AdminSession
 from daemon.cli.bookie import decommission_visibly
 from daemon.cli.bookie import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, config_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.paths import ReadableFile
 from daemon.cli.repair import repair_visibly, result_text
+from daemon.cli.session import run_with, settings_for_command
 from daemon.java_settings import metadata_uri, read_properties
 from daemon.operations.bookies import known_bookies, require_known
 from daemon.operations.checks import BOOKIES, force_check
@@ -37,7 +38,6 @@ from daemon.operations.switch import (
     switch_on,
 )
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import cluster_options, json_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.output import echo
+from daemon.cli.session import run_in_session, settings_for_command
+from daemon.cli.status_watch import watch
 from daemon.operations.history import time_text
 from daemon.operations.mutes import mute, unmute
-from daemon.settings_source import settings_for_command
 from daemon.status.condition import CONDITIONS, Entry, entry_of, exit_code
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
 from daemon.status.report import status_record, to_text
-from daemon.status.watch import watch
 
 ALL = "all"
 WATCH_S = 2
@@ -97,7 +97,7 @@ def status(
         click.echo(_explained(code))
         return
     if interval_s is not None:
-        watch(settings_for_command(config, os.environ), interval_s=interval_s, paint=coloured)
+        watch(settings_for_command(config), interval_s=interval_s, paint=coloured)
 
     async def act(cluster: AdminSession) -> str:
         clock = await shared_clock(cluster)

@@ -4,17 +4,26 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview, damaged_ledgers
-from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import (
+    FeedChanges,
+    FsckOptions,
+    FsckProgress,
+    Level,
+    OnProgress,
+    SessionTimeouts,
+)
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
-from daemon.admin_session import log_errors_only
 from daemon.answers import as_json
 from daemon.cli.main import (
     EXIT_FAILED,
@@ -28,7 +37,8 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.output import echo
 from daemon.cli.paths import LocalPath
-from daemon.cli.progress import ProgressLine, echo_notes
+from daemon.cli.progress import Line, ProgressLine, echo_notes
+from daemon.cli.session import log_errors_only, settings_for_command
 from daemon.fsck.advice import advice_for, headline, tails_text
 from daemon.fsck.changes import client_name
 from daemon.fsck.runner import (
@@ -38,27 +48,24 @@ from daemon.fsck.runner import (
     acknowledge_run,
     changes_for,
     check_spark,
-    failures_exit_unknown,
     fetch_cluster_facts,
     locked_output,
     mark_damaged,
     preview_damaged,
     publish_summary,
     require_modules,
-    resume_hint,
     run,
 )
 from daemon.fsck.texts import (
+    Meter,
     history_lines,
     history_record,
     mark_lines,
     marks_record,
     run_changes_record,
-    showing_progress,
     summary_lines,
 )
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import BookmenderError, SessionLostError, SettingsError, UnavailableError
@@ -450,3 +457,62 @@ def show_command(folder: Path, ledger_id: int, output: str) -> None:
         sys.exit(EXIT_FAILED)
     is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
     sys.exit(0 if is_known else EXIT_UNKNOWN)
+
+
+# --- Progress, errors and interruptions -----------------------------------------------------------
+
+
+@contextmanager
+def showing_progress() -> Iterator[OnProgress]:
+    """Show progress on standard error: a line, rewritten on a terminal, else a new one every ten
+    seconds."""
+    meter = Meter()
+    with Line() as line:
+        line.write("starting", now_s=time.monotonic())
+
+        def show(progress: FsckProgress) -> None:
+            is_news = progress.phase != meter.phase
+            text = f"{progress.phase}: {meter.text(progress)}"
+            line.write(text, now_s=time.monotonic(), is_news=is_news)
+
+        yield show
+
+
+@contextmanager
+def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
+    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's
+    own exit code 1 would mean damage.
+
+    ``advice``: returns what to do next; also printed on Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo_notes([f"interrupted; {advice()}"])
+        raise
+    except (
+        SettingsError,
+        UnavailableError,
+        SessionLostError,
+        OSError,
+        click.ClickException,
+        click.exceptions.Exit,
+    ):
+        raise
+    except BookmenderError as error:
+        raise UnavailableError(f"the result is unknown: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        echo_notes([f"the result is unknown because of an unexpected error; {advice()}"])
+        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
+
+
+def resume_hint(request: RunRequest) -> str:
+    """Return how an interrupted run can be continued."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    output = request.output
+    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
+        return "no part was finished; the same command starts over (other options need --restart)"
+    without = " without --restart" if request.is_restart else ""
+    return f"the results so far are kept; the same command{without} continues the run"
