@@ -459,7 +459,7 @@ def test_the_command_has_help() -> None:
     )
 
     assert command.returncode == 0, command.stderr
-    assert re.search(r"^\s+demo\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
+    assert re.search(r"^\s+local\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
 
 
 def test_every_error_event_is_documented() -> None:

@@ -43,7 +43,7 @@ VARIABLE = "environment variable "
 
 @click.group(cls=CommandGroup)
 def config() -> None:
-    """Show and check the settings, or import Java's.
+    """Show, check or import settings.
 
     \b
       bookmender config show                     each setting and where it comes from
@@ -56,7 +56,7 @@ def config() -> None:
 @list_options
 @click.option("--changed", is_flag=True, help="Only settings that are not defaults.")
 def show(config: Path | None, output: str, changed: bool) -> None:
-    """Show the effective settings and their sources.
+    """Show the settings and their sources.
 
     A source is the default, the file, or an environment variable. Secrets are not shown. The text
     is a valid settings file, unless it hides a secret.
@@ -100,11 +100,11 @@ def _as_toml(rows: list[dict[str, Any]]) -> Iterator[str]:
 @config.command("check")
 @cluster_options
 def check(config: Path | None, output: str) -> None:
-    """Check the settings: wrong values, settings that fight each other, and
-    those that have no effect any more.
+    """Check the settings, without any server.
 
-    It reads the files that the settings name, so run it as the user of the service. It asks no
-    server. bookmender doctor checks the cluster, too.
+    It finds wrong values, settings that fight each other, and those that have no effect any more.
+    It reads the files that the settings name, so run it as the user of the service.
+    bookmender doctor checks the cluster, too.
 
     Exit codes: 0 nothing was found. 1 some settings fight each other, or a secret is exposed. 2 a
     value is wrong, or a file that the settings name is missing or unusable.
@@ -182,7 +182,7 @@ def _secrets_in(config: Path) -> tuple[str, ...]:
 @config.command("import")
 @click.argument("java_file", metavar="FILE", type=ReadableFile())
 def import_java(java_file: Path) -> None:
-    """Translate Java's bk_server.conf, and print the settings as TOML.
+    """Translate Java's bk_server.conf to TOML.
 
     \b
       bookmender config import bk_server.conf > bookmender.toml

@@ -130,10 +130,11 @@ def _bounded_by(bounds: tuple[float, float], value: float, found: Finding) -> Fi
 @output_option
 @click.option("--write", "writes", is_flag=True, help="Also create and delete a temporary znode.")
 def doctor(config: Path | None, output: str, writes: bool) -> None:
-    """Check this host, ZooKeeper, the bookies and the settings, within 10 s.
+    """Check host, ZooKeeper, bookies and settings.
 
-    It shows what could keep bookmender from its work, and what to do. bookmender status shows how
-    the ledgers are. Nothing is written, unless --write is given: only then clocks are compared.
+    Within 10 s it shows what could keep bookmender from its work, and what to do. bookmender status
+    shows how the ledgers are. Nothing is written, unless --write is given: only then clocks are
+    compared.
 
     Exit codes: 0 everything is OK. 1 warnings or errors. 2 the settings are wrong.
     """

@@ -500,15 +500,15 @@ def follow_command(
     config: Path | None,
     output: str,
 ) -> None:
-    """Print each changed ledger, or run a command for it, and never miss one.
+    """Print changed ledgers, or run a command.
 
     \b
       bookmender feed follow --client audit -o json
       bookmender feed follow --client backup --exec './backup.sh "$LEDGER_ID"'
 
-    The client acknowledges a ledger after its line was printed or its command succeeded. After
-    kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may come twice. If
-    several processes have one name, only the latest goes on.
+    The client misses no change: it acknowledges a ledger after its line was printed or its command
+    succeeded. After kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may
+    come twice. If several processes have one name, only the latest goes on.
 
     The command gets LEDGER_ID, LEDGER_DELETED (0 or 1), LEDGER_VERSION and LEDGER_TIME_MS, and the
     same as JSON on standard input. If it fails, the next ledger follows, and bookmender feed

@@ -170,13 +170,15 @@ CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
 
 @click.group(cls=CommandGroup)
 def fsck() -> None:
-    """Check every copy of every ledger, on Spark (docs/fsck.md).
+    """Check every copy of every ledger, on Spark.
 
     \b
       bookmender fsck run --level full --output DIR    check every copy of every entry
       bookmender fsck run --changed --output DIR       check only what changed since the last time
       bookmender fsck mark DIR --mark                  mark what it found, for repair
       bookmender fsck show DIR LEDGER                  show what was found for one ledger
+
+    docs/fsck.md has all steps.
     """
 
 
@@ -263,7 +265,9 @@ def run_command(
     output: str,
     **limits: float | None,
 ) -> None:
-    """Check every ledger. Writes only its results, and marks only with --mark.
+    """Check all ledgers, or those that changed.
+
+    It writes only its results, and marks ledgers only with --mark.
 
     \b
     Levels; each one finds everything that the level before it finds:
@@ -412,10 +416,14 @@ def _mark(
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output: str
 ) -> None:
-    """Mark ledgers with missing or bad copies.
+    """Mark the damaged ledgers that a run found.
 
-    Workers then repair these ledgers. Without --mark, show what would be marked. Ledgers that were
-    deleted, or whose metadata changed since the run, are left out.
+    \b
+      bookmender fsck mark DIR           show what would be marked
+      bookmender fsck mark DIR --mark    mark it
+
+    Workers then repair these ledgers. DIR@RUN names a run; DIR alone is the last one. Ledgers that
+    were deleted, or whose metadata changed since the run, are left out.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
@@ -435,9 +443,9 @@ def mark_command(
 @text_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output: str) -> None:
-    """Show the last verdict on a ledger.
+    """Show what runs found for a ledger.
 
-    It includes the evidence, and the verdicts of earlier runs at closer levels.
+    That is the last verdict with its evidence, and the verdicts of earlier runs at closer levels.
 
     Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in
     DIR.

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from daemon.answers import as_json
-from daemon.cli.main import output_option
+from daemon.cli.main import CommandGroup, output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
 from daemon.local import folder, jars
@@ -39,11 +39,15 @@ from ledgers.errors import SessionLostError, SettingsError, UnavailableError
 LEFT_SHOWN_MAX = 10
 
 
-@click.group()
+@click.group(
+    cls=CommandGroup,
+    lazy={"demo": ("daemon.cli.demo:demo", "Kill a bookie and watch the repair.")},
+)
 def local() -> None:
-    """Run a BookKeeper cluster on this machine, to try bookmender.
+    """Run a BookKeeper cluster on this machine.
 
-    It consists of ZooKeeper and Java bookies on 127.0.0.1, with about 100 MB of memory each.
+    It is for trials of bookmender, and consists of ZooKeeper and Java bookies on 127.0.0.1, with
+    about 100 MB of memory each.
 
     \b
       bookmender local up              start ZooKeeper and five bookies
@@ -55,6 +59,7 @@ def local() -> None:
       bookmender local start 2         start it again with its data
       bookmender local wipe 2          delete its data and its cookie
       bookmender local down            stop everything, keep the data
+      bookmender local demo            all in one, on a cluster of its own
 
     BOOKIE is a number from `status`, a port, or an ID such as 127.0.0.1:23181.
     """
@@ -101,11 +106,11 @@ _bookie_argument = click.argument("bookie")
 @_data_option
 @output_option
 def up(foreground: bool, data: Path, output: str, **options: Any) -> None:
-    """Start the cluster, and return when every bookie is ready.
+    """Create or start the cluster.
 
-    The cluster runs in the background until `down`. The first start creates it in the folder
-    (--data, by default bookmender/local in the user's data folder). Later starts use the same data,
-    ports and options. A larger --bookies adds bookies.
+    The command returns when every bookie is ready. The cluster runs in the background until `down`.
+    The first start creates it in the folder (--data, by default bookmender/local in the user's data
+    folder). Later starts use the same data, ports and options. A larger --bookies adds bookies.
     """
     began_s = time.monotonic()
     progress = Line(due_s=math.inf)  # shown on a terminal only
@@ -158,7 +163,7 @@ def _cleaned_up(data: Path) -> Iterator[None]:
 @_data_option
 @output_option
 def status(data: Path, output: str) -> None:
-    """Show each process and the state of each bookie.
+    """Show each process and each bookie's state.
 
     \b
       writable      takes reads and writes
@@ -178,7 +183,13 @@ def status(data: Path, output: str) -> None:
 
 
 @local.command()
-@click.option("--ledgers", default=100, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--ledgers",
+    default=100,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of ledgers.",
+)
 @click.option(
     "--open",
     "left_open",
@@ -189,7 +200,7 @@ def status(data: Path, output: str) -> None:
 )
 @_data_option
 def write(ledgers: int, left_open: int, data: Path) -> None:
-    """Write ledgers of many shapes, to have something to repair.
+    """Write ledgers, to have something to repair.
 
     The ledgers have entries of 0 bytes to 1 MB, two or more copies, and all digest types. Each
     ledger leaves out at least one bookie, which can take over from a lost one.
@@ -245,7 +256,7 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
 @_bookie_argument
 @_data_option
 def start(bookie: str, data: Path) -> None:
-    """Start a bookie again, with the same ID and data.
+    """Start a bookie again with its data.
 
     Soon after `kill`, the start waits until the old session has expired.
     """
@@ -259,10 +270,10 @@ def start(bookie: str, data: Path) -> None:
 @_bookie_argument
 @_data_option
 def wipe(bookie: str, data: Path) -> None:
-    """Kill a bookie, and delete its data and its cookie.
+    """Kill a bookie and delete its data.
 
-    The bookie stays down. `start` starts it as an empty bookie with the same ID. If the cluster is
-    not running, `up` starts it as part of the cluster.
+    Its cookie is deleted, too. The bookie stays down. `start` starts it as an empty bookie with the
+    same ID. If the cluster is not running, `up` starts it as part of the cluster.
     """
     named = find_bookie(_spec(data).bookies, bookie)
     if cluster := LocalCluster.find(data):

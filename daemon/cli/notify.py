@@ -56,23 +56,23 @@ NO_SERVER = (
 
 @click.group(cls=CommandGroup)
 def notify() -> None:
-    """Tell programs that a ledger, a bookie or an object of theirs changed.
+    """Tell programs that their ledgers changed.
 
     \b
       bookmender notify serve                         run a server, until Ctrl-C
       bookmender notify watch 7 --exec ./reopen.sh    run a command at each change of ledger 7
       curl -N 'http://127.0.0.1:7319/v1/events?key=L7'
 
-    A server keeps nothing on disk. Run two or more, on any host that reaches ZooKeeper and the
-    bookies. The change feed must be enabled (bookmender feed enable). docs/notifications.md has
-    the client library.
+    Programs can also watch bookies, and objects that they publish themselves. A server keeps
+    nothing on disk. Run two or more, on any host that reaches ZooKeeper and the bookies. The change
+    feed must be enabled (bookmender feed enable). docs/notifications.md has the client library.
     """
 
 
 @notify.command()
 @config_option
 def serve(config: Path | None) -> None:
-    """Run a server of notifications until SIGTERM or Ctrl-C.
+    """Run a server until SIGTERM or Ctrl-C.
 
     Address, TLS and token are those of [http]; the port is that of [notify]. When it ends, its
     clients go to the other servers.
@@ -134,7 +134,11 @@ def watch(
     config: Path | None,
     output: str,
 ) -> None:
-    """Print each change of these objects, or run a command for it.
+    """Print changes, or run a command for each.
+
+    \b
+      bookmender notify watch 7 8 --bookie host:3181
+      bookmender notify watch 7 --exec ./reopen.sh --state /var/tmp/seen
 
     Only the latest version counts: several changes in a row may be told as one. At first, each
     object is told once, unless --known or --state say that you have its version.
@@ -203,7 +207,10 @@ class NotifyServers(Answer, frozen=True, kw_only=True):
 @config_option
 @output_option
 def servers_command(config: Path | None, output: str) -> None:
-    """List the servers that live, their clients, and how fresh they are."""
+    """List the running servers.
+
+    The list shows how many clients each one has, and how fresh it is.
+    """
 
     async def act(cluster: AdminSession) -> list[ServerRecord]:
         return await read_servers(cluster.store, cluster.paths)
@@ -282,9 +289,10 @@ def publish(
     config: Path | None,
     output: str,
 ) -> None:
-    """Tell all clients that registered for the object NAME that it changed.
+    """Tell clients that the object NAME changed.
 
-    Prints its new version once that is durable. This is a change, so it needs the token.
+    That is all clients that registered for it. Prints its new version once that is durable. This is
+    a change, so it needs the token.
     """
     check_key(published(name))
 

@@ -51,7 +51,7 @@ def plan(
     config: Path | None,
     output: str,
 ) -> None:
-    """Show what would be copied from where to where, and what blocks it. Changes nothing.
+    """Show what repairs would copy. Change nothing.
 
     \b
       bookmender plan                       the most urgent marked ledgers
@@ -59,9 +59,10 @@ def plan(
       bookmender plan --bookie host:3181    what a drain of this bookie would copy
       bookmender plan --all                 what bookmender would mark and copy
 
-    It takes no lock and fences nothing. --all reads all metadata in a session that cannot write,
-    decides as a leader would, and compares with the marks, so it may run beside Java's
-    AutoRecovery. An absence that no bookmender leader recorded counts from now.
+    For each ledger it shows the entries, from where to where they would be copied, and what blocks
+    the repair. It takes no lock and fences nothing. --all reads all metadata in a session that
+    cannot write, decides as a leader would, and compares with the marks, so it may run beside
+    Java's AutoRecovery. An absence that no bookmender leader recorded counts from now.
 
     Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger
     does not exist. 2 unknown bookie. 3 unknown, for example because metadata is unreadable.

@@ -45,7 +45,7 @@ def queue(
     by: Literal["topic", "tenant"] | None,
     limit: int,
 ) -> None:
-    """Show the marked ledgers, and why each one waits.
+    """Show the marked ledgers and why they wait.
 
     \b
       bookmender queue --by tenant             how much of whose data is affected

@@ -34,7 +34,7 @@ def repair(
     config: Path | None,
     output: str,
 ) -> None:
-    """Check ledgers and repair their missing copies in this process.
+    """Check and repair ledgers in this process.
 
     \b
       bookmender repair 17 4711

@@ -74,18 +74,19 @@ def status(
     reason: str,
     unmuted: Entry | None,
 ) -> None:
-    """Show the health of the cluster, what is wrong, and what to do.
+    """Show the cluster's health and what to do.
 
     \b
       bookmender status
-      bookmender status --watch                     until Ctrl-C
+      bookmender status --watch                     show it again and again
+      bookmender status --explain BOOKIES_LOST      what this condition means
       bookmender status --mute BOOKIES_LOST --for 2h --reason "disk ordered"
 
     A muted condition is shown, but counts neither for the health and the exit code nor for alerts.
     It counts again when it becomes more severe or names another bookie. Conditions that say that
     data is lost or unavailable cannot be muted.
 
-    Exits 0 for OK, 1 for WARN or ERROR, 3 for UNKNOWN. docs/status.md describes the JSON.
+    Exit codes: 0 OK. 1 WARN or ERROR. 3 UNKNOWN. docs/status.md has the conditions and the JSON.
     """
     if sum(each is not None for each in (code, interval_s, muted, unmuted)) > 1:
         raise click.UsageError("Give one of --explain, --watch, --mute and --unmute.")
