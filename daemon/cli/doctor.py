@@ -369,7 +369,9 @@ async def _write_access(cluster: AdminSession) -> list[Finding]:
     never = Check(path=f"{cluster.root}/{name}")
     attempts: dict[str, Create | SetData] = {}
     for wanted in _written_trees(cluster.paths):
-        parent = await _nearest(cluster, wanted)
+        parent = wanted
+        while await cluster.store.exists(parent) is None:  # the first node creates the rest
+            parent = parent.rpartition("/")[0]
         attempts[parent] = Create(path=f"{parent}/{name}")
     attempts |= await _rewrite_of_a_ledger(cluster)
     found = []
@@ -381,13 +383,6 @@ async def _write_access(cluster: AdminSession) -> list[Finding]:
                 found.append(access_finding("write access", path, error.cause))
     told = "marks, locks, votes, orders and metadata can be written"
     return found or [_ok("write access", told)]
-
-
-async def _nearest(cluster: AdminSession, path: str) -> str:
-    """Return the path, or the nearest parent that exists. The first node creates the rest."""
-    while await cluster.store.exists(path) is None:
-        path = path.rpartition("/")[0]
-    return path
 
 
 async def _rewrite_of_a_ledger(cluster: AdminSession) -> dict[str, SetData]:

@@ -213,9 +213,12 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     if not found.is_running:
         up = f"`bookmender local up{folder.data_option(data)}`"
         raise SettingsError(f"the cluster in {data} is not running; {up} starts it")
+    settings = Settings(metadata_service_uri=found.metadata_service_uri)
+    if found.settings_file is not None:
+        settings = load_settings(Path(found.settings_file), environment={})
     written: list[Written] = []
     try:
-        write_ledgers(_settings(found), ledgers, written=written, open_count=left_open)
+        write_ledgers(settings, ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
         echo_notes(what_was_written(written, ledger_count=ledgers, ended="interrupted"))
         raise
@@ -312,12 +315,6 @@ def _spec(data: Path) -> ClusterSpec:
         up = f"`bookmender local up{folder.data_option(data)}`"
         raise SettingsError(f"there is no cluster in {data}; {up} creates one")
     return spec
-
-
-def _settings(status: ClusterStatus) -> Settings:
-    if status.settings_file is None:
-        return Settings(metadata_service_uri=status.metadata_service_uri)
-    return load_settings(Path(status.settings_file), environment={})
 
 
 def _status(data: Path) -> ClusterStatus:

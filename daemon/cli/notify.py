@@ -14,7 +14,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from daemon.admin_session import AdminSession, admin_session
+from daemon.admin_session import admin_session
 from daemon.answers import Answer
 from daemon.cli.feed_follow import printing, running, watch_reader
 from daemon.cli.main import CommandGroup, config_option, output_option
@@ -22,7 +22,6 @@ from daemon.cli.output import echo, table
 from daemon.cli.session import run_in_session, settings_for_command
 from daemon.http.access import read_token
 from daemon.logs import LogThread, set_up_logs
-from daemon.settings import Settings
 from daemon.words import duration_text, printable
 from ledgers.errors import UnavailableError
 from ledgers.tasks import task_scope
@@ -212,10 +211,7 @@ def servers_command(config: Path | None, output: str) -> None:
     The list shows how many clients each one has, and how fresh it is.
     """
 
-    async def act(cluster: AdminSession) -> list[ServerRecord]:
-        return await read_servers(cluster.store, cluster.paths)
-
-    found = run_in_session(config, act)
+    found = run_in_session(config, lambda here: read_servers(here.store, here.paths))
     rows = [
         {
             "server": record.server[:8],
@@ -317,16 +313,11 @@ async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
     """Return the servers: those given, else those in ZooKeeper. Raises UnavailableError."""
     if given:
         return list(given)
-    settings = settings_for_command(config)
-    found = await _listed(settings)
+    async with admin_session(settings_for_command(config)) as cluster:
+        found = await read_servers(cluster.store, cluster.paths)
     if not found:
         raise UnavailableError(f"{NO_SERVER} Or name one: --server URL")
     return [record.url for record in found]
-
-
-async def _listed(settings: Settings) -> list[ServerRecord]:
-    async with admin_session(settings) as cluster:
-        return await read_servers(cluster.store, cluster.paths)
 
 
 async def _ask(method: str, url: str, token_file: str) -> bytes:
