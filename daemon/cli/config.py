@@ -2,11 +2,9 @@
 
 import json
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,16 @@ from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.output import echo_list, list_options
 from daemon.cli.paths import ReadableFile
-from daemon.conflicts import Conflict, conflicts
+from daemon.conflicts import conflicts, exposed_secrets
 from daemon.http.access import read_token
 from daemon.http.tls import ServerTls
 from daemon.java_settings import read_properties, to_toml, translate
 from daemon.placement import check_rack_sources
 from daemon.settings import (
     RETIRED,
-    Settings,
     load_settings,
-    load_settings_and_sources,
-    secret_keys,
     setting_keys,
     setting_value,
-    variable_of,
 )
 from daemon.settings_source import LOCAL_CLUSTER, find_source
 from daemon.words import counted
@@ -130,53 +124,6 @@ def check(config: Path | None, output: str) -> None:
             click.echo(f"{', '.join(each.keys)}: {each.text}. {each.advice}")
         click.echo(f"the settings are valid; {counted(len(found), 'conflict')}")
     sys.exit(EXIT_FAILED if found else 0)
-
-
-SECRET_FILES = (
-    "security.key_file",
-    "security.key_password_file",
-    "security.zookeeper_password_file",
-    "security.bookie_password_file",
-    "http.token_file",
-    "http.key_file",
-)
-"""Settings that name a file with a secret."""
-
-
-def exposed_secrets(settings: Settings, config: Path | None) -> Iterator[Conflict]:
-    """Yield a conflict for each file with a secret that every user may read or change.
-
-    ``config``: the settings file, which may hold secrets itself. A missing file is no conflict.
-    """
-    files: list[tuple[tuple[str, ...], str]] = [
-        ((key,), setting_value(settings, key)) for key in SECRET_FILES
-    ]
-    if not settings.security.key_file:  # then the key is in the file of the certificate
-        files.append((("security.certificate_file",), settings.security.certificate_file))
-    if not settings.http.key_file:
-        files.append((("http.certificate_file",), settings.http.certificate_file))
-    if config is not None and (keys := _secrets_in(config)):
-        files.append((keys, str(config)))
-    for keys, file in files:
-        with suppress(OSError):
-            if file and os.stat(file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                yield Conflict(
-                    keys=keys,
-                    text=f"{file} holds a secret, and every user may read or change the file",
-                    advice=f"Run chmod o-rw {file}.",
-                )
-
-
-def _secrets_in(config: Path) -> tuple[str, ...]:
-    """Return the secrets that the settings file holds, also if the environment overrides them."""
-    secrets = secret_keys()
-    others = {n: v for n, v in os.environ.items() if n not in map(variable_of, secrets)}
-    settings, sources = load_settings_and_sources(config, others)
-    return tuple(
-        key
-        for key, source in sources.items()
-        if key in secrets and source == str(config) and setting_value(settings, key)
-    )
 
 
 @config.command("import")
