@@ -57,7 +57,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## start a cluster here, kill a bookie, and repair its ledgers
-	@$(BIN)/bookmender demo $(ARGS)
+	@$(BIN)/bookmender local demo $(ARGS)
 
 demo-operate: dev ## operate a secured cluster through a loss, with Prometheus and Chromium
 	@$(BIN)/python -m tests.prepare --default-only

@@ -1,5 +1,5 @@
 """``python -m daemon`` is the command ``bookmender``."""
 
-from daemon.start import main
+from daemon.cli.start import main
 
 main()

@@ -10,16 +10,13 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import structlog
 from msgspec import structs
 
-from daemon.logs import set_up_logs
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.state import open_journal
 from daemon.zookeeper import Tell, open_store, tell_on_stderr
 from ledgers.clock import SystemClock
@@ -134,22 +131,6 @@ async def admin_session(
         yield await AdminSession.on(store, settings)
 
 
-def run_in_session(config: Path | None, action: Callable[[AdminSession], Awaitable[T]]) -> T:
-    """Open a session, run ``action`` in it, close the session, and return the result."""
-    return run_with(settings_for_command(config, os.environ), action)
-
-
-def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[T]]) -> T:
-    """Do what ``run_in_session`` does, with settings that are loaded already."""
-    log_errors_only(settings)
-
-    async def run() -> T:
-        async with admin_session(settings) as cluster:
-            return await action(cluster)
-
-    return asyncio.run(run())
-
-
 async def in_each_session(cluster: AdminSession, wait: Callable[[AdminSession], Awaitable[T]]) -> T:
     """Run ``wait``, and run it again in a new session whenever its session is lost. For waiting
     that changes nothing: it goes on after an outage of ZooKeeper of any length."""
@@ -162,11 +143,6 @@ async def in_each_session(cluster: AdminSession, wait: Callable[[AdminSession], 
         with suppress(SessionLostError, UnavailableError):
             async with admin_session(cluster.settings) as again:
                 return await wait(again)
-
-
-def log_errors_only(settings: Settings) -> None:
-    """Log errors only, to standard error. Commands print their results."""
-    set_up_logs(replace(settings.log, level="error"))
 
 
 async def shared_clock(cluster: AdminSession) -> SharedClock:

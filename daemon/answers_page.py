@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from daemon.cli.doctor import Diagnosis
 from daemon.cli.feed_follow import Change
 from daemon.cli.notify import Notification, NotifyClients, NotifyServers, PublishedObject
 from daemon.http import records
@@ -20,6 +19,7 @@ from daemon.operations.bookies import BookiesRecord
 from daemon.operations.checks import ChecksRecord, PausedRecord, RequestedCheck
 from daemon.operations.close import LedgerClosing
 from daemon.operations.decommission import Decommissioned
+from daemon.operations.doctor import Diagnosis
 from daemon.operations.drains import DrainsRecord
 from daemon.operations.history import HistoryRecord
 from daemon.operations.holds import HoldStateRecord

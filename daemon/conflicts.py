@@ -1,13 +1,23 @@
 """Finds settings that are valid, but fight each other: one makes the other useless or harmful.
 
-``conflicts`` is a pure function. Values that are wrong by themselves are refused when the settings
-are loaded (``settings``).
+``conflicts`` is a pure function. ``exposed_secrets`` asks who may read the files with secrets.
+Values that are wrong by themselves are refused when the settings are loaded (``settings``).
 """
 
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from daemon.settings import Settings
+from daemon.settings import (
+    Settings,
+    load_settings_and_sources,
+    secret_keys,
+    setting_value,
+    variable_of,
+)
 from replication.settings import PlacementSettings
 
 JUTE_MAXBUFFER_DEFAULT = 1_048_575
@@ -162,3 +172,52 @@ def _observes(settings: Settings) -> bool:
 def _has_racks(settings: Settings) -> bool:
     placement = settings.placement
     return bool(placement.racks_file or placement.racks_script or placement.racks_znode)
+
+
+# --- Secrets --------------------------------------------------------------------------------------
+
+SECRET_FILES = (
+    "security.key_file",
+    "security.key_password_file",
+    "security.zookeeper_password_file",
+    "security.bookie_password_file",
+    "http.token_file",
+    "http.key_file",
+)
+"""Settings that name a file with a secret."""
+
+
+def exposed_secrets(settings: Settings, config: Path | None) -> Iterator[Conflict]:
+    """Yield a conflict for each file with a secret that every user may read or change.
+
+    ``config``: the settings file, which may hold secrets itself. A missing file is no conflict.
+    """
+    files: list[tuple[tuple[str, ...], str]] = [
+        ((key,), setting_value(settings, key)) for key in SECRET_FILES
+    ]
+    if not settings.security.key_file:  # then the key is in the file of the certificate
+        files.append((("security.certificate_file",), settings.security.certificate_file))
+    if not settings.http.key_file:
+        files.append((("http.certificate_file",), settings.http.certificate_file))
+    if config is not None and (keys := _secrets_in(config)):
+        files.append((keys, str(config)))
+    for keys, file in files:
+        with suppress(OSError):
+            if file and os.stat(file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                yield Conflict(
+                    keys=keys,
+                    text=f"{file} holds a secret, and every user may read or change the file",
+                    advice=f"Run chmod o-rw {file}.",
+                )
+
+
+def _secrets_in(config: Path) -> tuple[str, ...]:
+    """Return the secrets that the settings file holds, also if the environment overrides them."""
+    secrets = secret_keys()
+    others = {n: v for n, v in os.environ.items() if n not in map(variable_of, secrets)}
+    settings, sources = load_settings_and_sources(config, others)
+    return tuple(
+        key
+        for key, source in sources.items()
+        if key in secrets and source == str(config) and setting_value(settings, key)
+    )

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from daemon.cli.paths import is_readable
+from daemon.home import is_readable
 from daemon.local import folder
 from daemon.local.security import settings_file
 from daemon.local.spec import ClusterSpec
@@ -57,16 +55,6 @@ class SettingsSource:
         if self.local_cluster and self.file is None:
             sources = {**sources, URI: f"{LOCAL_CLUSTER}{self.local_cluster}"}
         return settings, sources
-
-
-def settings_for_command(given: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Find and read the settings. Says on standard error if they are those of a local cluster.
-    Raises SettingsError."""
-    source = find_source(given, environment)
-    settings = source.load()
-    if source.local_cluster:
-        click.echo(f"using the local cluster: {settings.metadata_service_uri}", err=True)
-    return settings
 
 
 def find_source(given: Path | None, environment: Mapping[str, str]) -> SettingsSource:

@@ -6,11 +6,11 @@ A session that becomes silent later is kept, and a line says that it waits.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
-import click
 import structlog
 
 from daemon.settings import Settings
@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 
 def tell_on_stderr(text: str) -> None:
-    click.echo(text, err=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def tell_in_log(text: str) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from daemon.demo import prove, start_nodes
+from daemon.cli.demo import prove, start_nodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from daemon.local.security import find_openssl

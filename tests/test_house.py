@@ -459,7 +459,7 @@ def test_the_command_has_help() -> None:
     )
 
     assert command.returncode == 0, command.stderr
-    assert re.search(r"^\s+demo\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
+    assert re.search(r"^\s+local\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
 
 
 def test_every_error_event_is_documented() -> None:
@@ -472,7 +472,7 @@ def test_every_error_event_is_documented() -> None:
 def test_the_daemon_does_not_import_packages_of_fsck() -> None:
     """PySpark, pyarrow, pandas and numpy are optional, and slow to import."""
     code = (
-        "import sys, daemon.cli.daemon, daemon.status.command\n"
+        "import sys, daemon.cli.daemon, daemon.cli.status\n"
         "print(*{'pyspark', 'pyarrow', 'pandas', 'numpy'} & sys.modules.keys())"
     )
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -25,12 +24,13 @@ from archive.order import RETENTION_DEFAULT_S
 from archive.places import open_place
 from archive.reading import Archive, Point
 from archive.restore import Clone, live_ledgers, plan_restore
-from daemon.admin_session import AdminSession, log_errors_only, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.feed import confirm_deletion
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.logs import set_up_logs
 from daemon.operations import archive_rehearsal
 from daemon.operations.archive import (
@@ -54,7 +54,6 @@ from daemon.operations.archive_restore import (
     verify,
 )
 from daemon.settings import LogSettings, Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, parse_duration_s, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
@@ -111,7 +110,7 @@ yes_option = click.option("--yes/--dry-run", help="Restore, or only show what wo
 
 
 def _open(config: Path | None, url: str | None) -> tuple[Settings, Archive]:
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     return settings, Archive(open_place(asyncio.run(url_of(settings, url))))
 
@@ -126,7 +125,7 @@ def _open_alone(config: Path | None, url: str | None) -> Archive:
 
 @click.group(cls=CommandGroup)
 def archive() -> None:
-    """Keep all metadata outside the cluster, and restore it.
+    """Archive all metadata, and restore it.
 
     \b
       bookmender archive enable --to s3://BUCKET/bookmender   begin to archive
@@ -134,9 +133,9 @@ def archive() -> None:
       bookmender archive verify                               read the archive completely
       bookmender archive restore cluster --from URL           show what a restore would write
 
-    The archive has the metadata of all ledgers, seconds old, and that of each moment of the last
-    30 days. It contains the ledgers' passwords, so protect its place. docs/disaster.md says what to
-    do when ZooKeeper has lost its data.
+    The archive is outside the cluster. It has the metadata of all ledgers, seconds old, and that of
+    each moment of the last 30 days. It contains the ledgers' passwords, so protect its place.
+    docs/disaster.md says what to do when ZooKeeper has lost its data.
     """
 
 
@@ -178,7 +177,7 @@ def enable(
 @archive.command()
 @cluster_options
 def disable(config: Path | None, output: str) -> None:
-    """End the archiving. The files stay."""
+    """Disable the archive. Its files stay."""
     was_enabled = run_in_session(config, disable_archive)
     text = "The archive is disabled. Its files stay." if was_enabled else "It was disabled already."
     echo(output, ArchiveDone(result=text), text)
@@ -187,7 +186,10 @@ def disable(config: Path | None, output: str) -> None:
 @archive.command()
 @cluster_options
 def compact(config: Path | None, output: str) -> None:
-    """Write a new base now, so that a restore reads less. This also happens by itself."""
+    """Write a new base now.
+
+    A restore then reads less. This also happens by itself.
+    """
 
     async def act(cluster: AdminSession) -> None:
         await order_base(cluster, clock=await shared_clock(cluster))
@@ -202,7 +204,7 @@ def compact(config: Path | None, output: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_option
 def forget_command(url: str, yes: bool, output: str) -> None:
-    """Delete an archive that is not needed any more. Disable it first."""
+    """Delete an archive. Disable it first."""
     set_up_logs(LogSettings(level="error"))
     place = open_place(url)
     confirm_deletion(f"the archive {printable(url)}", yes=yes)
@@ -242,7 +244,9 @@ def _status_lines(found: ArchiveStatus) -> list[str]:
 @from_option
 @cluster_options
 def verify_command(rehearse: bool, url: str | None, config: Path | None, output: str) -> None:
-    """Read the archive completely. Exit code 1: it is damaged.
+    """Read and verify the whole archive.
+
+    Exit code 1: it is damaged.
 
     --rehearse also starts a ZooKeeper on this host, restores into it, compares all bytes, and
     removes it. It needs Java.
@@ -304,7 +308,9 @@ def diff(
     config: Path | None,
     output: str,
 ) -> None:
-    """Show which ledgers changed between two moments, or since one.
+    """Show which ledgers changed since a moment.
+
+    With two moments, it shows which ledgers changed between them.
 
     \b
       bookmender archive diff 2h 1h
@@ -332,10 +338,11 @@ def _difference_lines(found: ArchiveDifference) -> list[str]:
 
 @archive.group(cls=CommandGroup)
 def restore() -> None:
-    """Restore metadata. Without --yes nothing is written.
+    """Restore metadata from the archive.
 
-    Before a whole cluster is restored, stop all bookies, and start the new ZooKeeper only then: a
-    bookie deletes each ledger that ZooKeeper does not list. docs/disaster.md has all steps.
+    Without --yes nothing is written. Before a whole cluster is restored, stop all bookies, and
+    start the new ZooKeeper only then: a bookie deletes each ledger that ZooKeeper does not list.
+    docs/disaster.md has all steps.
     """
 
 
@@ -344,7 +351,10 @@ def restore() -> None:
 @at_option
 @cluster_options
 def plan(url: str, at: FindPoint, config: Path | None, output: str) -> None:
-    """Show what a restore of the cluster would write, and what stands against it."""
+    """Show what a restore would write.
+
+    That is a restore of the whole cluster. It also shows what stands against it.
+    """
     _restore(url, at, config, output, acts=False, clone=None)
 
 
@@ -354,7 +364,7 @@ def plan(url: str, at: FindPoint, config: Path | None, output: str) -> None:
 @yes_option
 @cluster_options
 def cluster_command(url: str, at: FindPoint, yes: bool, config: Path | None, output: str) -> None:
-    """Restore all metadata into a ZooKeeper that has lost it.
+    """Restore a ZooKeeper that lost all metadata.
 
     Bookies must be stopped, and the ledgers root must not exist. After a kill, run it again.
     Auto-recovery is disabled afterwards: start the bookies, check the data (bookmender fsck run),
@@ -378,9 +388,10 @@ def cluster_command(url: str, at: FindPoint, yes: bool, config: Path | None, out
 def clone(
     pairs: tuple[str, ...], url: str, at: FindPoint, yes: bool, config: Path | None, output: str
 ) -> None:
-    """Restore the metadata as another cluster, with other bookies and another instance id.
+    """Restore all metadata as another cluster.
 
-    Cookies, orders and included znodes are left out.
+    The clone has other bookies and another instance id. Cookies, orders and included znodes are
+    left out.
     """
     bookies = {}
     for pair in pairs:
@@ -449,10 +460,11 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
 def ledger_command(
     ledger_id: int, url: str | None, at: FindPoint, yes: bool, config: Path | None, output: str
 ) -> None:
-    """Give one ledger the metadata of an earlier moment.
+    """Restore the metadata of one ledger.
 
-    If the ledger was deleted, it is created again. Else the bookies are asked first whether they
-    have the copies that the earlier metadata names.
+    The ledger gets the metadata of an earlier moment. If the ledger was deleted, it is created
+    again. Else the bookies are asked first whether they have the copies that the earlier metadata
+    names.
     """
     settings, opened = _open(config, url)
     restoring = restore_one(

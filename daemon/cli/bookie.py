@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, in_each_session, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, in_each_session, shared_clock
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
 from daemon.cli.output import echo, echo_list, list_options, table
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
+from daemon.cli.session import run_in_session
 from daemon.operations import drains, maintenance
 from daemon.operations.bookies import (
     SORTED_BY,
@@ -48,7 +49,7 @@ from ledgers.typed import convert
 
 @click.group(cls=CommandGroup)
 def bookie() -> None:
-    """List, drain, maintain or decommission bookies.
+    """List bookies, and take them out of service.
 
     \b
     Take a bookie out of service while it runs:
@@ -71,8 +72,16 @@ def parse_states(text: str) -> frozenset[BookieState]:
 
 @bookie.command("list")
 @list_options
-@click.option("--state", "states", type=parse_states, help="Only these, such as lost,absent.")
-@click.option("--rack", type=clean_rack, help="Only bookies in this rack or region.")
+@click.option(
+    "--state",
+    "states",
+    type=parse_states,
+    metavar="STATE,...",
+    help="Only these, such as lost,absent.",
+)
+@click.option(
+    "--rack", type=clean_rack, metavar="RACK", help="Only bookies in this rack or region."
+)
 @click.option(
     "--sort", type=click.Choice(tuple(SORTED_BY)), default="state", help="Order.  [default: state]"
 )
@@ -85,7 +94,7 @@ def list_bookies(
     sort: str,
     space: bool,
 ) -> None:
-    """List the bookies: states, racks, ledgers that are left, and orders.
+    """List bookies with their states and orders.
 
     \b
       writable   takes reads and writes
@@ -177,12 +186,17 @@ def drain(
     cancel: bool,
     yes: bool,
 ) -> None:
-    """Move all copies of running bookies to other bookies.
+    """Move all copies off running bookies.
+
+    \b
+      bookmender bookie drain host:3181 --fence-open --wait
+      bookmender bookie drain                                show the progress of all drains
+      bookmender bookie drain host:3181 --cancel
 
     Make the bookie read-only first, or it gets new ledgers. bookmender plan --bookie ID shows what
-    will be copied. Without an ID the command shows the progress of all drains. The order lasts
-    until --cancel, or until the bookie is decommissioned. An absent bookie is refused without
-    --yes: it cannot be read, and once it is lost its ledgers are repaired anyway.
+    will be copied. The order lasts until --cancel, or until the bookie is decommissioned. An absent
+    bookie is refused without --yes: it cannot be read, and once it is lost its ledgers are repaired
+    anyway.
 
     Exit codes: 0 drained; without --wait: ordered; with --cancel: no drain is ordered any more. 1
     copies are left (with --wait: all are blocked, and the reasons are listed), refused, or an order
@@ -270,7 +284,7 @@ def maintain(
     end: bool,
     yes: bool,
 ) -> None:
-    """Let a bookie be absent for a while without copying its ledgers.
+    """Let a bookie be absent without copying.
 
     \b
       bookmender bookie maintenance ID --for 30m    before the restart of a host
@@ -360,7 +374,7 @@ def decommission(
     config: Path | None,
     output: str,
 ) -> None:
-    """Remove a stopped bookie from the cluster for good.
+    """Remove a stopped bookie for good.
 
     The command asks the auditor to treat all absent bookies as lost now, and waits until no ledger
     names this bookie. It reads all metadata to prove that, and then deletes the bookie's cookie. A
@@ -438,11 +452,11 @@ def trust_identities(
     withdraw: bool,
     yes: bool,
 ) -> None:
-    """Trust bookies whose cookies are newer than their ledgers.
+    """Trust bookies whose cookies are too new.
 
-    Such a bookie counts as reformatted, so its "no such entry" proves nothing. This is wrong after
-    ZooKeeper's data was imported, or after bookie IDs changed. The order names the present cookies,
-    so a later reformat is noticed.
+    A bookie whose cookie is newer than its ledgers counts as reformatted, so its "no such entry"
+    proves nothing. This is wrong after ZooKeeper's data was imported, or after bookie IDs changed.
+    The order names the present cookies, so a later reformat is noticed.
 
     Use this only if no disk was erased. Trusting a bookie that lost its data can make a recovery
     cut off entries.

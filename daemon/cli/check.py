@@ -8,10 +8,11 @@ import click
 
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN
 from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import ProgressLine, echo_notes, explain_interrupt
+from daemon.cli.session import run_in_session
 from daemon.operations.checks import (
     FORCIBLE,
     Checks,
@@ -29,7 +30,7 @@ from daemon.words import counted
 from ledgers.clock import SystemClock
 
 
-@click.command()
+@click.command(epilog=f"NAME is one of: {', '.join(FORCIBLE)}.")
 @click.argument("name", metavar="[NAME]", type=click.Choice(FORCIBLE), required=False)
 @list_options
 @click.option("--wait", is_flag=True, help="With NAME: wait until the run has ended.")
@@ -43,16 +44,16 @@ def check(
     pauses: bool,
     resumes: bool,
 ) -> None:
-    """Show the periodic checks, or ask the leader to run NAME now.
+    """Show, run or pause the periodic checks.
 
     \b
       bookmender check                last runs, due times, progress and findings
-      bookmender check all-ledgers    run a check now; a running one is not restarted
+      bookmender check all-ledgers    ask the leader to run a check now
       bookmender check --pause        pause all checks, also a running one
 
-    The leader runs one check at a time. Its settings decide on the intervals; those of this host
-    are shown. Ledgers on absent bookies are no findings: they are marked when the bookie is lost,
-    also during a pause.
+    The leader runs one check at a time, and does not restart a running one. Its settings decide on
+    the intervals; those of this host are shown. Ledgers on absent bookies are no findings: they are
+    marked when the bookie is lost, also during a pause.
 
     Exit codes: 0 listed, requested or done; with --wait: nothing found. 1 something was found, or
     an order that concerns checks cannot be read. 3 the record of a check cannot be read, or some

@@ -11,14 +11,15 @@ VARIABLE = "_BOOKMENDER_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands, options and bookie IDs.
+    """Print a shell's completion script.
 
     \b
       source <(bookmender completion bash)                     # in ~/.bashrc
       source <(bookmender completion zsh)                      # in ~/.zshrc, after compinit
       bookmender completion fish > ~/.config/fish/completions/bookmender.fish
 
-    Bookie IDs are read from the cluster that the environment names.
+    It completes commands, options and bookie IDs. Bookie IDs are read from the cluster that the
+    environment names.
     """
     script = get_completion_class(shell)
     assert script is not None, shell

@@ -2,11 +2,9 @@
 
 import json
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,16 @@ from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.output import echo_list, list_options
 from daemon.cli.paths import ReadableFile
-from daemon.conflicts import Conflict, conflicts
+from daemon.conflicts import conflicts, exposed_secrets
 from daemon.http.access import read_token
 from daemon.http.tls import ServerTls
 from daemon.java_settings import read_properties, to_toml, translate
 from daemon.placement import check_rack_sources
 from daemon.settings import (
     RETIRED,
-    Settings,
     load_settings,
-    load_settings_and_sources,
-    secret_keys,
     setting_keys,
     setting_value,
-    variable_of,
 )
 from daemon.settings_source import LOCAL_CLUSTER, find_source
 from daemon.words import counted
@@ -43,7 +37,7 @@ VARIABLE = "environment variable "
 
 @click.group(cls=CommandGroup)
 def config() -> None:
-    """Show and check the settings, or import Java's.
+    """Show, check or import settings.
 
     \b
       bookmender config show                     each setting and where it comes from
@@ -56,7 +50,7 @@ def config() -> None:
 @list_options
 @click.option("--changed", is_flag=True, help="Only settings that are not defaults.")
 def show(config: Path | None, output: str, changed: bool) -> None:
-    """Show the effective settings and their sources.
+    """Show the settings and their sources.
 
     A source is the default, the file, or an environment variable. Secrets are not shown. The text
     is a valid settings file, unless it hides a secret.
@@ -100,11 +94,11 @@ def _as_toml(rows: list[dict[str, Any]]) -> Iterator[str]:
 @config.command("check")
 @cluster_options
 def check(config: Path | None, output: str) -> None:
-    """Check the settings: wrong values, settings that fight each other, and
-    those that have no effect any more.
+    """Check the settings, without any server.
 
-    It reads the files that the settings name, so run it as the user of the service. It asks no
-    server. bookmender doctor checks the cluster, too.
+    It finds wrong values, settings that fight each other, and those that have no effect any more.
+    It reads the files that the settings name, so run it as the user of the service.
+    bookmender doctor checks the cluster, too.
 
     Exit codes: 0 nothing was found. 1 some settings fight each other, or a secret is exposed. 2 a
     value is wrong, or a file that the settings name is missing or unusable.
@@ -132,57 +126,10 @@ def check(config: Path | None, output: str) -> None:
     sys.exit(EXIT_FAILED if found else 0)
 
 
-SECRET_FILES = (
-    "security.key_file",
-    "security.key_password_file",
-    "security.zookeeper_password_file",
-    "security.bookie_password_file",
-    "http.token_file",
-    "http.key_file",
-)
-"""Settings that name a file with a secret."""
-
-
-def exposed_secrets(settings: Settings, config: Path | None) -> Iterator[Conflict]:
-    """Yield a conflict for each file with a secret that every user may read or change.
-
-    ``config``: the settings file, which may hold secrets itself. A missing file is no conflict.
-    """
-    files: list[tuple[tuple[str, ...], str]] = [
-        ((key,), setting_value(settings, key)) for key in SECRET_FILES
-    ]
-    if not settings.security.key_file:  # then the key is in the file of the certificate
-        files.append((("security.certificate_file",), settings.security.certificate_file))
-    if not settings.http.key_file:
-        files.append((("http.certificate_file",), settings.http.certificate_file))
-    if config is not None and (keys := _secrets_in(config)):
-        files.append((keys, str(config)))
-    for keys, file in files:
-        with suppress(OSError):
-            if file and os.stat(file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
-                yield Conflict(
-                    keys=keys,
-                    text=f"{file} holds a secret, and every user may read or change the file",
-                    advice=f"Run chmod o-rw {file}.",
-                )
-
-
-def _secrets_in(config: Path) -> tuple[str, ...]:
-    """Return the secrets that the settings file holds, also if the environment overrides them."""
-    secrets = secret_keys()
-    others = {n: v for n, v in os.environ.items() if n not in map(variable_of, secrets)}
-    settings, sources = load_settings_and_sources(config, others)
-    return tuple(
-        key
-        for key, source in sources.items()
-        if key in secrets and source == str(config) and setting_value(settings, key)
-    )
-
-
 @config.command("import")
 @click.argument("java_file", metavar="FILE", type=ReadableFile())
 def import_java(java_file: Path) -> None:
-    """Translate Java's bk_server.conf, and print the settings as TOML.
+    """Translate Java's bk_server.conf to TOML.
 
     \b
       bookmender config import bk_server.conf > bookmender.toml

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from checkpoints.client import IN_ZOOKEEPER
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo, echo_list, list_options
+from daemon.cli.session import run_in_session
 from daemon.operations.feed import (
     Failures,
     FeedFollowers,
@@ -36,14 +37,14 @@ COMMANDS = {
 
 @click.group(cls=CommandGroup, lazy=COMMANDS)
 def feed() -> None:
-    """Follow all changes of ledger metadata.
+    """Follow every change of ledger metadata.
 
     \b
-      bookmender feed enable                  the leader begins to write it
-      bookmender feed status                  show whether it is written, and its clients
+      bookmender feed enable                  let the leader write all changes
+      bookmender feed status                  show whether it does so, and the clients
       bookmender feed follow --client NAME    print each changed ledger
       bookmender feed clients                 show how far the clients are behind
-      bookmender feed disable                 end it, and delete its ledgers
+      bookmender feed disable                 end the feed, and delete it
 
     The leader writes each change to ledgers in BookKeeper, on up to three bookies. So programs
     learn which ledgers changed, without listing all of them. Its failures never delay a repair.
@@ -74,9 +75,9 @@ def status(config: Path | None, output: str) -> None:
     help="How long changes are kept, up to 30d.  [default: unchanged; 7d for a new feed]",
 )
 def enable(config: Path | None, output: str, retention_s: int | None) -> None:
-    """Enable the feed. The first checkpoints contain all ledgers that exist.
+    """Enable the feed, or change its retention.
 
-    If the feed is enabled already, --retention changes its retention.
+    The first checkpoints of a new feed contain all ledgers that exist.
     """
 
     async def act(cluster: AdminSession) -> tuple[FeedSwitched, int]:
@@ -95,10 +96,10 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cluster_options
 def disable(yes: bool, config: Path | None, output: str) -> None:
-    """Disable the feed. The leader deletes its ledgers.
+    """Disable the feed, and delete its ledgers.
 
-    After the next bookmender feed enable, each client gets all ledgers again. It is not told which
-    ledgers were deleted in the meantime.
+    The leader deletes them. After the next bookmender feed enable, each client gets all ledgers
+    again. It is not told which ledgers were deleted in the meantime.
     """
     confirm_deletion("the feed, whose clients must then begin again", yes=yes)
 
@@ -141,11 +142,16 @@ def clients(
     config: Path | None,
     output: str,
 ) -> None:
-    """List the clients of the feed, and how far they are behind.
+    """Show the clients and their failures.
 
-    With NAME, show the ledgers that this client could not handle, and why. With --retry, bookmender
-    feed follow tries them again: within some seconds if it runs, else at its next start. After
-    --forget, a client that runs under this name ends with an error. One that starts later is new.
+    \b
+      bookmender feed clients                how far each client is behind
+      bookmender feed clients NAME           which ledgers this client could not handle, and why
+      bookmender feed clients NAME --retry   let it try them again
+
+    With --retry, bookmender feed follow tries them again: within some seconds if it runs, else at
+    its next start. After --forget, a client that runs under this name ends with an error. One that
+    starts later is new.
 
     Exit codes: 0 neither failures nor lost changes, or done. 1 a client has failures, or the feed
     has deleted changes that the client was not given. 2 no such client.

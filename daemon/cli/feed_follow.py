@@ -39,13 +39,13 @@ from checkpoints.client import (
 from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
-from daemon.admin_session import AdminSession, in_each_session, run_with
+from daemon.admin_session import AdminSession, in_each_session
 from daemon.answers import Answer
 from daemon.cli.feed import client_store_option
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
+from daemon.cli.session import run_with, settings_for_command
 from daemon.logs import set_up_logs
 from daemon.operations.feed import connection_of
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, printable
 from ledgers.errors import (
     BookmenderError,
@@ -500,15 +500,15 @@ def follow_command(
     config: Path | None,
     output: str,
 ) -> None:
-    """Print each changed ledger, or run a command for it, and never miss one.
+    """Print changed ledgers, or run a command.
 
     \b
       bookmender feed follow --client audit -o json
       bookmender feed follow --client backup --exec './backup.sh "$LEDGER_ID"'
 
-    The client acknowledges a ledger after its line was printed or its command succeeded. After
-    kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may come twice. If
-    several processes have one name, only the latest goes on.
+    The client misses no change: it acknowledges a ledger after its line was printed or its command
+    succeeded. After kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may
+    come twice. If several processes have one name, only the latest goes on.
 
     The command gets LEDGER_ID, LEDGER_DELETED (0 or 1), LEDGER_VERSION and LEDGER_TIME_MS, and the
     same as JSON on standard input. If it fails, the next ledger follows, and bookmender feed
@@ -529,7 +529,7 @@ def follow_command(
         stop_on_failure=stop_on_failure,
     )
     handle = printing(output) if command is None else running(command)
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
 
     run = FollowRun()
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import run_in_session
 from daemon.cli.main import LedgerId, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import run_in_session
 from daemon.operations.history import EventRecord, select, time_text
 from daemon.words import counted, printable
 from ledgers.clock import SystemClock
@@ -48,12 +48,17 @@ def history(
     bookie: str | None,
     limit: int,
 ) -> None:
-    """Show what happened: losses, marks, repairs, fences, orders, leaders, holds, findings.
+    """Show what happened, when, and who did it.
 
-    All nodes record their events in ZooKeeper, so the output is the same on every host. Times are
-    ZooKeeper's. Repairs and marks are summed up by cause; each fence is a line. The last seconds
-    before a crash may be missing, and so may events before the limits of age and size. What Java's
-    AutoRecovery does is not recorded.
+    \b
+      bookmender history --since 2h
+      bookmender history --kind order    what operators ordered
+
+    Events are losses, marks, repairs, fences, orders, leaders, holds and findings. All nodes record
+    theirs in ZooKeeper, so the output is the same on every host. Times are ZooKeeper's. Repairs and
+    marks are summed up by cause; each fence is a line. The last seconds before a crash may be
+    missing, and so may events before the limits of age and size. What Java's AutoRecovery does is
+    not recorded.
     """
     since_ms = SystemClock().wall_ms() - since_s * 1000
     recorded = run_in_session(config, lambda c: read_history(c.store, c.paths, since_ms))

@@ -1,7 +1,6 @@
 """``bookmender ledger``: shows single ledgers, closes them, and undoes writes of their metadata."""
 
 import asyncio
-import os
 import sys
 from datetime import UTC, datetime
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, log_errors_only, run_in_session
+from daemon.admin_session import AdminSession
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
@@ -21,6 +20,7 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.operations.close import LedgerClosing, close_ledger, look_before_closing
 from daemon.operations.ledgers import (
     IdleLedger,
@@ -38,7 +38,6 @@ from daemon.operations.restore import (
     recorded_writes,
     restore_ledger,
 )
-from daemon.settings_source import settings_for_command
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from replication.records import REWRITE_HINT
@@ -127,11 +126,11 @@ def _time_text(time_ms: int) -> str:
 @list_options
 @json_option
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
-    """List open ledgers that get no more entries, longest idle first.
+    """List open ledgers that get no more entries.
 
-    The data comes from the periodic check idle-open. A ledger is idle if its last entry and its
-    metadata have not changed for checks.idle_open_after_s. bookmender never closes idle ledgers by
-    itself: use bookmender ledger close.
+    The longest idle comes first. The data comes from the periodic check idle-open. A ledger is idle
+    if its last entry and its metadata have not changed for checks.idle_open_after_s. bookmender
+    never closes idle ledgers by itself: use bookmender ledger close.
 
     Exit codes: 0 none. 1 some. 3 unknown: the check has never run, or its record cannot be read.
     """
@@ -189,21 +188,22 @@ def _end_text(last_entry_id: int | None) -> str:
 def close(
     ledger_id: int, yes: bool, force: bool, accept_loss: bool, config: Path | None, output: str
 ) -> None:
-    """Recover and close an open ledger whose writer has stopped.
+    """Close an open ledger whose writer stopped.
 
     \b
       bookmender ledger close 17          show the state, and any reason not to close it
       bookmender ledger close 17 --yes    close it
 
-    Closing fences the bookies, so a running writer can never write to the ledger again.
-    Acknowledged entries are kept. The command refuses if the writer may be running (unless
-    --force), during a safety hold, or if too few bookies answer to find the end. Run it as the
-    daemon's user with its settings, because metadata writes are recorded in the local journal.
+    The ledger is recovered first. That fences the bookies, so a running writer can never write to
+    the ledger again. Acknowledged entries are kept. The command refuses if the writer may be
+    running (unless --force), during a safety hold, or if too few bookies answer to find the end.
+    Run it as the daemon's user with its settings, because metadata writes are recorded in the local
+    journal.
 
     Exit codes: 0 closed, already closed, or --yes would close it. 1 refused, or no such ledger.
     3 bookies failed or another node holds the lock: try again.
     """
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     if yes:
         closing = close_ledger(
@@ -267,21 +267,22 @@ def closing_text(done: LedgerClosing) -> str:
 def restore(
     ledger_id: int, time_ms: int | None, yes: bool, force: bool, config: Path | None, output: str
 ) -> None:
-    """Undo a metadata write that a daemon on this host recorded.
+    """Undo a recorded write of metadata.
 
     \b
       bookmender ledger restore 17                             list the recorded writes
       bookmender ledger restore 17 --at 1700000000000          show what undoing one changes
       bookmender ledger restore 17 --at 1700000000000 --yes    undo it
 
-    Copies that the old metadata names may be deleted by now. So the command asks those bookies for
-    every entry first, and refuses if copies may be missing (unless --force). It also marks the
-    ledger, so nodes check it. Run the command as the daemon's user.
+    The daemon on this host records its own writes. Copies that the old metadata names may be
+    deleted by now. So the command asks those bookies for every entry first, and refuses if copies
+    may be missing (unless --force). It also marks the ledger, so nodes check it. Run the command as
+    the daemon's user.
 
     Exit codes: 0 done, listed, or --yes would do it. 1 refused, or no such record or ledger.
     3 bookies or ZooKeeper failed, or another node holds the lock: try again.
     """
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     if time_ms is None:
         if yes or force:

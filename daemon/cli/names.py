@@ -5,6 +5,7 @@ RENAMED = {
     "check pause": "check --pause",
     "check resume": "check --resume",
     "check run": "check",
+    "demo": "local demo",
     "feed failures": "feed clients",
     "feed forget": "feed clients --forget",
     "health explain": "status --explain",

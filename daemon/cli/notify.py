@@ -15,15 +15,14 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from daemon.admin_session import AdminSession, admin_session, run_in_session
+from daemon.admin_session import admin_session
 from daemon.answers import Answer
 from daemon.cli.feed_follow import printing, running, watch_reader
 from daemon.cli.main import CommandGroup, config_option, output_option
 from daemon.cli.output import echo, table
+from daemon.cli.session import run_in_session, settings_for_command
 from daemon.http.access import read_token
 from daemon.logs import LogThread, set_up_logs
-from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import duration_text, printable
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.tasks import task_scope
@@ -57,30 +56,30 @@ NO_SERVER = (
 
 @click.group(cls=CommandGroup)
 def notify() -> None:
-    """Tell programs that a ledger, a bookie or an object of theirs changed.
+    """Tell programs that their ledgers changed.
 
     \b
       bookmender notify serve                         run a server, until Ctrl-C
       bookmender notify watch 7 --exec ./reopen.sh    run a command at each change of ledger 7
       curl -N 'http://127.0.0.1:7319/v1/events?key=L7'
 
-    A server keeps nothing on disk. Run two or more, on any host that reaches ZooKeeper and the
-    bookies. The change feed must be enabled (bookmender feed enable). docs/notifications.md has
-    the client library.
+    Programs can also watch bookies, and objects that they publish themselves. A server keeps
+    nothing on disk. Run two or more, on any host that reaches ZooKeeper and the bookies. The change
+    feed must be enabled (bookmender feed enable). docs/notifications.md has the client library.
     """
 
 
 @notify.command()
 @config_option
 def serve(config: Path | None) -> None:
-    """Run a server of notifications until SIGTERM or Ctrl-C.
+    """Run a server until SIGTERM or Ctrl-C.
 
     Address, TLS and token are those of [http]; the port is that of [notify]. When it ends, its
     clients go to the other servers.
     """
     from daemon.notify import run_server
 
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     with LogThread():
         set_up_logs(settings.log)
         run_server(settings)
@@ -152,7 +151,11 @@ def watch(
     config: Path | None,
     output: str,
 ) -> None:
-    """Print each change of these objects, or run a command for it.
+    """Print changes, or run a command for each.
+
+    \b
+      bookmender notify watch 7 8 --bookie host:3181
+      bookmender notify watch 7 --exec ./reopen.sh --state /var/tmp/seen
 
     Only the latest version counts: several changes in a row may be told as one. At first, each
     object is told once, unless --known or --state say that you have its version.
@@ -169,7 +172,7 @@ def watch(
         check_key(key)
     handle = printing(output) if command is None else running(command)
 
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
 
     async def follow() -> None:
         urls = await _urls(servers, config)
@@ -221,12 +224,12 @@ class NotifyServers(Answer, frozen=True, kw_only=True):
 @config_option
 @output_option
 def servers_command(config: Path | None, output: str) -> None:
-    """List the servers that live, their clients, and how fresh they are."""
+    """List the running servers.
 
-    async def act(cluster: AdminSession) -> list[ServerRecord]:
-        return await read_servers(cluster.store, cluster.paths)
+    The list shows how many clients each one has, and how fresh it is.
+    """
 
-    found = run_in_session(config, act)
+    found = run_in_session(config, lambda here: read_servers(here.store, here.paths))
     rows = [
         {
             "server": record.server[:8],
@@ -300,9 +303,10 @@ def publish(
     config: Path | None,
     output: str,
 ) -> None:
-    """Tell all clients that registered for the object NAME that it changed.
+    """Tell clients that the object NAME changed.
 
-    Prints its new version once that is durable. This is a change, so it needs the token.
+    That is all clients that registered for it. Prints its new version once that is durable. This is
+    a change, so it needs the token.
     """
     check_key(published(name))
 
@@ -327,16 +331,11 @@ async def _urls(given: Sequence[str], config: Path | None) -> list[str]:
     """Return the servers: those given, else those in ZooKeeper. Raises UnavailableError."""
     if given:
         return list(given)
-    settings = settings_for_command(config, os.environ)
-    found = await _listed(settings)
+    async with admin_session(settings_for_command(config)) as cluster:
+        found = await read_servers(cluster.store, cluster.paths)
     if not found:
         raise UnavailableError(f"{NO_SERVER} Or name one: --server URL")
     return [record.url for record in found]
-
-
-async def _listed(settings: Settings) -> list[ServerRecord]:
-    async with admin_session(settings) as cluster:
-        return await read_servers(cluster.store, cluster.paths)
 
 
 async def _ask(method: str, url: str, token_file: str) -> bytes:

@@ -64,7 +64,8 @@ class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from
 
 
 def _completions(config: Path | None) -> Collection[BookieId]:
-    from daemon.admin_session import admin_session, log_errors_only
+    from daemon.admin_session import admin_session
+    from daemon.cli.session import log_errors_only
     from daemon.operations.bookies import known_bookies
 
     settings = find_source(config, os.environ).load()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import EXIT_FAILED, cluster_options
 from daemon.cli.option_types import Duration, Limit, ReasonText
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
+from daemon.cli.session import run_in_session
 from daemon.operations.history import time_text
 from daemon.operations.holds import HoldStateRecord, begin_hold, read_hold, release_hold
 from daemon.operations.limits import Limits, change_limits, concerns, effective_limits, limit_text
@@ -60,7 +61,7 @@ def limits(
     gentle: bool,
     reset: bool,
 ) -> None:
-    """Show or change the limits of all nodes.
+    """Show or set the limits of all nodes.
 
     \b
       bookmender limits                      show them
@@ -102,7 +103,7 @@ def limits(
 
 @click.command()
 @cluster_options
-@click.option("--begin", "begins", is_flag=True, help="Start a hold, or replace the present one.")
+@click.option("--begin", "begins", is_flag=True, help="Begin a hold, or replace the present one.")
 @click.option("--end", "ends", is_flag=True, help="End it. Absent bookies then count as lost.")
 @click.option(
     "--for", "duration_s", type=Duration(), help="With --begin: from now, such as 30m, 2h, 1d."
@@ -118,7 +119,7 @@ def hold(
     reason: str,
     yes: bool,
 ) -> None:
-    """Show, start or end the safety hold, which pauses marking and fencing.
+    """Show, begin or end the safety hold.
 
     \b
       bookmender hold                    is there a hold, and why?
@@ -126,10 +127,11 @@ def hold(
       bookmender hold --end              end it, unless bookies are absent
       bookmender hold --end --yes        end it: absent bookies count as lost
 
-    The leader starts a hold by itself when many bookies disappear at once ([hold] in the settings).
-    It ends that hold soon after the bookies return, or after hold.lasts_s. Without --for an
-    operator's hold lasts until --end. Marked ledgers are still repaired. Bring bookies back before
-    you end a hold, or give them a window with bookmender bookie maintenance.
+    A hold pauses marking and fencing. The leader begins a hold by itself when many bookies
+    disappear at once ([hold] in the settings). It ends that hold soon after the bookies return, or
+    after hold.lasts_s. Without --for an operator's hold lasts until --end. Marked ledgers are still
+    repaired. Bring bookies back before you end a hold, or give them a window with bookmender bookie
+    maintenance.
 
     Exit codes: 0 no hold, or done. 1 a hold, also an unreadable one; with --end: bookies are absent
     and --yes is missing, so nothing was changed.
@@ -175,11 +177,15 @@ def hold(
 @click.option("--for", "duration_s", type=Duration(), help="Enable it again after: 30m, 2h, 1d.")
 @click.option("--reason", type=ReasonText(), default="", help="Shown in the history.")
 def disable(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
-    """Disable auto-recovery for the whole cluster, including Java's nodes.
+    """Disable auto-recovery in the whole cluster.
 
-    Use this before planned work that stops many bookies. No ledger is marked or leased until
-    bookmender enable, or until a bookmender leader enables it when the time of --for is over.
-    Repairs in progress are completed. Without --for, bookmender status warns meanwhile.
+    \b
+      bookmender disable --for 2h --reason "new switch"
+
+    Use this before planned work that stops many bookies. It also holds for Java's AutoRecovery. No
+    ledger is marked or leased until bookmender enable, or until a bookmender leader enables it when
+    the time of --for is over. Repairs in progress are completed. Without --for, bookmender status
+    warns meanwhile.
 
     The exit code is 0 even if auto-recovery was already disabled.
     """
@@ -213,14 +219,15 @@ def _print_switched(switched: SwitchRecord, output: str) -> None:
 @click.argument("delay_s", metavar="[DURATION]", type=Duration(least_s=0), required=False)
 @cluster_options
 def recovery_delay(delay_s: int | None, config: Path | None, output: str) -> None:
-    """Show or set how long a bookie may be absent before it is lost.
+    """Show or set how long a bookie may be absent.
 
     \b
       bookmender recovery-delay        show it
       bookmender recovery-delay 30s    set it; 0s: a bookie is lost at once
 
-    The ledgers of a lost bookie are marked and copied to other bookies. The delay is stored where
-    Java's AutoRecovery reads it (lostBookieRecoveryDelay). Setting it starts an audit.
+    A bookie that is absent for longer is lost: its ledgers are marked and copied to other bookies.
+    The delay is stored where Java's AutoRecovery reads it (lostBookieRecoveryDelay). Setting it
+    starts an audit.
     """
 
     async def act(cluster: AdminSession) -> RecoveryDelay:

@@ -1,9 +1,7 @@
 """Paths on this host as options and arguments. Not in ``option_types``, whose imports would delay
 ``--help``."""
 
-import grp
 import os
-import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from urllib.parse import unquote
 
 import click
 
+from daemon.home import is_readable
 from daemon.words import printable
 from ledgers.errors import SettingsError
 
@@ -61,31 +60,3 @@ class ReadableFile(LocalPath):
         except SettingsError as error:
             self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
-
-
-def is_readable(path: Path) -> bool:
-    """Return False if there is no such file. Raises SettingsError if this user may not read it."""
-    try:
-        path.stat()
-        if os.access(path, os.R_OK):
-            return True
-    except PermissionError:  # a folder above that denies access does not hide the file
-        pass
-    except OSError:
-        return False
-    raise SettingsError(
-        f"{printable(os.fspath(path))} cannot be read: permission denied. Run the command as a "
-        f"user who may read it{_owners(path)}"
-    )
-
-
-def _owners(path: Path) -> str:
-    """Return owner and group of the file, or of the folder that denies access."""
-    for each in (path, *path.parents):
-        try:
-            status = each.stat()
-            owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
-        except (OSError, KeyError):
-            continue
-        return f" (owner {owner.pw_name}, group {group.gr_name})"
-    return ""

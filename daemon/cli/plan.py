@@ -2,7 +2,6 @@
 a leader would mark."""
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,15 +11,15 @@ import click
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observer import BookieCondition
-from daemon.admin_session import AdminSession, log_errors_only, run_in_session
+from daemon.admin_session import AdminSession
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, json_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo_list, list_options
 from daemon.cli.progress import LINE_INTERVAL_S, Line
+from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing
 from daemon.operations.plan import LedgerPlan, PlannedCopy, RepairPlan
 from daemon.operations.plan import plan as plan_repairs
-from daemon.settings_source import settings_for_command
 from daemon.threads import own_cause
 from daemon.words import counted, duration_text, printable, shortened
 from ledgers.model import BookieId
@@ -52,7 +51,7 @@ def plan(
     config: Path | None,
     output: str,
 ) -> None:
-    """Show what would be copied from where to where, and what blocks it. Changes nothing.
+    """Show what repairs would copy. Change nothing.
 
     \b
       bookmender plan                       the most urgent marked ledgers
@@ -60,9 +59,10 @@ def plan(
       bookmender plan --bookie host:3181    what a drain of this bookie would copy
       bookmender plan --all                 what bookmender would mark and copy
 
-    It takes no lock and fences nothing. --all reads all metadata in a session that cannot write,
-    decides as a leader would, and compares with the marks, so it may run beside Java's
-    AutoRecovery. An absence that no bookmender leader recorded counts from now.
+    For each ledger it shows the entries, from where to where they would be copied, and what blocks
+    the repair. It takes no lock and fences nothing. --all reads all metadata in a session that
+    cannot write, decides as a leader would, and compares with the marks, so it may run beside
+    Java's AutoRecovery. An absence that no bookmender leader recorded counts from now.
 
     Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger
     does not exist. 2 unknown bookie. 3 unknown, for example because metadata is unreadable.
@@ -172,7 +172,7 @@ def _ids(ledger_ids: Sequence[int], count: int = 0) -> str:
 
 def _plan_all(config: Path | None, output: str, limit: int) -> None:
     """Print what bookmender would mark and repair in the whole cluster, and exit."""
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
 
     async def look() -> Outlook:

@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from daemon.admin_session import run_in_session
 from daemon.cli.output import echo_list, list_options, table
+from daemon.cli.session import run_in_session
 from daemon.operations.queue import (
     QUEUE_LIMIT,
     MarkReasonRecord,
@@ -45,7 +45,7 @@ def queue(
     by: Literal["topic", "tenant"] | None,
     limit: int,
 ) -> None:
-    """Show the marked ledgers, and why each one waits.
+    """Show the marked ledgers and why they wait.
 
     \b
       bookmender queue --by tenant             how much of whose data is affected

@@ -1,20 +1,18 @@
 """``bookmender repair``: repairs ledgers in this process."""
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
 import click
 
-from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, LedgerId, cluster_options
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
+from daemon.cli.session import log_errors_only, settings_for_command
 from daemon.operations.repair import Repaired, repair_ledgers
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.status.records import NoteRecord
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
@@ -36,7 +34,7 @@ def repair(
     config: Path | None,
     output: str,
 ) -> None:
-    """Check ledgers and repair their missing copies in this process.
+    """Check and repair ledgers in this process.
 
     \b
       bookmender repair 17 4711
@@ -52,7 +50,7 @@ def repair(
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("Name ledgers, or a bookie with --bookie.")
-    settings = settings_for_command(config, os.environ)
+    settings = settings_for_command(config)
     log_errors_only(settings)
     done = repair_visibly(settings, ledger_ids, bookie, mark_only=mark_only)
     text = result_text(done, mark_only=mark_only, now_ms=SystemClock().wall_ms())

@@ -18,13 +18,14 @@ import click
 
 from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, read_each
-from daemon.admin_session import AdminSession, run_with
+from daemon.admin_session import AdminSession
 from daemon.cli.bookie import decommission_visibly
 from daemon.cli.bookie import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, config_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.paths import ReadableFile
 from daemon.cli.repair import repair_visibly, result_text
+from daemon.cli.session import run_with, settings_for_command
 from daemon.java_settings import metadata_uri, read_properties
 from daemon.operations.bookies import known_bookies, require_known
 from daemon.operations.checks import BOOKIES, force_check
@@ -37,7 +38,6 @@ from daemon.operations.switch import (
     switch_on,
 )
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
@@ -79,15 +79,15 @@ def _flag(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Calla
 )
 @click.pass_context
 def shell(ctx: click.Context, config: Path | None, java_config: Path | None) -> None:
-    """The recovery commands of bookkeeper shell, for existing runbooks.
+    """Run recovery commands of bookkeeper shell.
 
     \b
       bookmender shell listunderreplicated -printmissingreplica
       bookmender shell -conf bk_server.conf whoisauditor
 
-    Names, options and output are those of bookkeeper shell 4.17, without the prefix of its log
-    lines. -c and -conf come before the command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
-    unknown.
+    They are for existing runbooks. Names, options and output are those of bookkeeper shell 4.17,
+    without the prefix of its log lines. -c and -conf come before the command. Exit codes: 0 done, 1
+    failed, 2 wrong usage, 3 unknown.
     """
     ctx.obj = partial(_load, config, java_config)  # not loaded yet: help needs no cluster
 
@@ -127,7 +127,7 @@ def listunderreplicated(
     printreplicationworkerid: bool,
     onlydisplayledgercount: bool,
 ) -> None:
-    """List the ledgers that are marked in the queue shared with Java.
+    """List ledgers marked in the shared queue.
 
     Java lists them in random order, bookmender by ID. bookmender queue also shows the private
     queue, and why each ledger is marked.
@@ -193,7 +193,7 @@ def whoisauditor(load: Load) -> None:
 @_flag("-disable", "-d", help="Disable it.")
 @click.pass_obj
 def autorecovery(load: Load, enable: bool, disable: bool) -> None:
-    """Enable or disable auto-recovery for the whole cluster, or show which it is."""
+    """Enable, disable or show auto-recovery."""
     if enable and disable:
         raise click.UsageError("Give -enable or -disable, not both.")
     if not (enable or disable):
@@ -210,7 +210,7 @@ def autorecovery(load: Load, enable: bool, disable: bool) -> None:
 @shell.command()
 @click.pass_obj
 def triggeraudit(load: Load) -> None:
-    """Ask the auditor to treat all absent bookies as lost now."""
+    """Treat all absent bookies as lost now."""
     run_with(load(), lambda cluster: force_check(cluster, BOOKIES))
 
 
@@ -219,7 +219,7 @@ def triggeraudit(load: Load) -> None:
 @_value("-set", "-s", name="delay_s", type=click.IntRange(0, 2**31 - 1), help="Seconds.")
 @click.pass_obj
 def lostbookierecoverydelay(load: Load, shows: bool, delay_s: int | None) -> None:
-    """Show or set how long a bookie may be absent before its ledgers are marked.
+    """Show or set how long a bookie may be absent.
 
     Unlike Java's command it accepts 0.
     """
@@ -243,9 +243,10 @@ def lostbookierecoverydelay(load: Load, shows: bool, delay_s: int | None) -> Non
 @_value("-bookieid", type=BookieArgument(), help="Default: node.bookie_id.")
 @click.pass_context
 def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
-    """Remove a stopped bookie: wait until no ledger names it, then delete its cookie.
+    """Remove a stopped bookie for good.
 
-    As bookmender bookie decommission, which documents the exit codes.
+    It waits until no ledger names the bookie, and then deletes its cookie. As bookmender bookie
+    decommission, which documents the exit codes.
     """
     settings: Settings = ctx.obj()
     bookie = bookieid or BookieId(settings.node.bookie_id)
@@ -283,12 +284,12 @@ def recover(
     skipunrecoverableledgers: bool,
     bytes_per_s: int | None,
 ) -> None:
-    """Copy what stopped bookies stored to other bookies, in this process.
+    """Repair the ledgers of stopped bookies.
 
-    Unlike Java's command: each ledger is locked, only missing entries are copied, and open ledgers
-    wait for the open-ledger grace. Unrecoverable ledgers are always skipped and listed. A
-    registered bookie is refused: bookmender bookie drain moves its data while it runs. bookmender
-    plan --bookie shows what would be copied.
+    This process copies what they stored to other bookies. Unlike Java's command: each ledger is
+    locked, only missing entries are copied, and open ledgers wait for the open-ledger grace.
+    Unrecoverable ledgers are always skipped and listed. A registered bookie is refused: bookmender
+    bookie drain moves its data while it runs. bookmender plan --bookie shows what would be copied.
 
     Exit codes: 0 done. 1 refused, or some ledgers are blocked. 3 unknown.
     """

@@ -1,6 +1,6 @@
-"""``bookmender fsck``.
+"""What ``bookmender fsck`` does.
 
-``command`` is the command line, ``runner`` one run, and ``spark_environment`` the variables that
-Spark starts with. ``changes`` follows the change feed. ``texts`` is what the commands print, and
-``advice`` what an operator should do.
+``runner`` is one run, and ``spark_environment`` the variables that Spark starts with. ``changes``
+follows the change feed. ``texts`` is what the commands print, and ``advice`` what an operator
+should do.
 """

@@ -18,7 +18,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import structlog
 
 from auditor.fsck.damage_marker import (
@@ -44,8 +42,6 @@ from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.fsck.verdicts import Finding
 from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand, order_event
-from daemon.cli.main import EXIT_UNKNOWN
-from daemon.cli.progress import echo_notes
 from daemon.fsck.changes import Fetched, WhyWhole, acknowledge, fetch_changes
 from daemon.fsck.spark_environment import LaunchEnvironment, applied, launch_environment
 from daemon.home import has_name
@@ -58,9 +54,7 @@ from ledgers.clock import SystemClock
 from ledgers.errors import (
     BookmenderError,
     RejectedError,
-    SessionLostError,
     SettingsError,
-    UnavailableError,
 )
 from ledgers.model import BookieId
 from ledgers.placement import Rule
@@ -404,48 +398,7 @@ async def mark_damaged(
         return MarkResult(counts=counts, has_worker=Role.WORKER in roles)
 
 
-# --- Errors and interruptions ---------------------------------------------------------------------
-
-
-@contextmanager
-def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
-    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's
-    own exit code 1 would mean damage.
-
-    ``advice``: returns what to do next; also printed on Ctrl-C.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        echo_notes([f"interrupted; {advice()}"])
-        raise
-    except (
-        SettingsError,
-        UnavailableError,
-        SessionLostError,
-        OSError,
-        click.ClickException,
-        click.exceptions.Exit,
-    ):
-        raise
-    except BookmenderError as error:
-        raise UnavailableError(f"the result is unknown: {error}") from error
-    except Exception as error:
-        traceback.print_exc()
-        echo_notes([f"the result is unknown because of an unexpected error; {advice()}"])
-        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
-
-
-def resume_hint(request: RunRequest) -> str:
-    """Return how an interrupted run can be continued."""
-    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
-
-    output = request.output
-    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
-        return "no part was finished; the same command starts over (other options need --restart)"
-    without = " without --restart" if request.is_restart else ""
-    return f"the results so far are kept; the same command{without} continues the run"
-
+# --- Interruptions --------------------------------------------------------------------------------
 
 LOG_LEVEL_WAIT_S = 1.0
 """Time for the JVM to change its log level."""

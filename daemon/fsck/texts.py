@@ -2,15 +2,13 @@
 of a ledger. As lines for people, and as records for programs."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
-from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
+from auditor.fsck.options import FeedChanges, FsckProgress
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade, evidence_text
-from daemon.cli.progress import Line
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
 from daemon.fsck.runner import MarkResult
 from daemon.words import counted, duration_text, printable
@@ -59,22 +57,6 @@ class Meter:
         if left > 0 and done > 0:
             parts.append(f"{duration_text(left * elapsed_s / done)} to go")
         return "; ".join(parts)
-
-
-@contextmanager
-def showing_progress() -> Iterator[OnProgress]:
-    """Show progress on standard error: a line, rewritten on a terminal, else a new one every ten
-    seconds."""
-    meter = Meter()
-    with Line() as line:
-        line.write("starting", now_s=time.monotonic())
-
-        def show(progress: FsckProgress) -> None:
-            is_news = progress.phase != meter.phase
-            text = f"{progress.phase}: {meter.text(progress)}"
-            line.write(text, now_s=time.monotonic(), is_news=is_news)
-
-        yield show
 
 
 # --- The result of a run --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A real BookKeeper cluster on this machine, for trials: ``bookmender local``, demo and tests.
+"""A real BookKeeper cluster on this machine, for trials, demo and tests.
 
 The cluster is a real ZooKeeper and real Java bookies on loopback, small enough for a laptop. In
 reading order:
@@ -11,6 +11,5 @@ reading order:
 - ``processes``, ``launcher``: processes that end with this one, or that a later command finds.
 - ``java``, ``jars``: finds Java; downloads the jars of BookKeeper once.
 - ``ports``: free ports, and whether a server answers on a port.
-- ``commands``: the command line; ``status``: the state of the cluster, and its output;
-  ``writing``: the ledgers of ``local write`` and of the demo.
+- ``status``: the state of the cluster; ``writing``: the ledgers of ``local write`` and of the demo.
 """

@@ -1,10 +1,7 @@
-"""The state of a local cluster: its processes and the registrations of its bookies; its output."""
+"""The state of a local cluster: its processes and the registrations of its bookies."""
 
-import shlex
 from pathlib import Path
 from typing import Literal
-
-import click
 
 from daemon.answers import Answer
 from daemon.local import servers
@@ -12,14 +9,11 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import rss_bytes
 from daemon.local.security import settings_file
 from daemon.local.spec import ClusterSpec
-from daemon.words import counted
 from ledgers.model import BookieId
 
 State = Literal["writable", "read-only", "unregistered", "down", "unknown", "up"]
 """``unregistered``: the bookie runs, but it is starting, or its session has expired. ``unknown``:
 it runs, but ZooKeeper does not answer. ``up``: of ZooKeeper."""
-COLOURS = {"up": "green", "writable": "green", "down": "red"}
-"""Colours of states. All others are yellow."""
 
 
 class ServerStatus(Answer, frozen=True, kw_only=True):
@@ -102,59 +96,3 @@ def bookie_state(
     if bookie in writable:
         return "writable"
     return "read-only" if bookie in read_only else "unregistered"
-
-
-# --- Output ---------------------------------------------------------------------------------------
-
-# ``data_option``: the option that further commands need for this cluster, or an empty string.
-
-LEFT_OUT = """  left out, because it has no cookie (it was decommissioned)
-        To start it as an empty bookie: bookmender local wipe {place}{option},
-        then bookmender local start {place}{option}"""
-
-WELCOME = """
-Try
-  bookmender local write{option}     write a hundred ledgers
-  bookmender local status{option}    the state of each process
-  bookmender local kill {last}{option}    crash a bookie
-  bookmender local start {last}{option}   start it again
-  bookmender local down{option}      stop everything, keep the data"""
-
-
-def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
-    """Print the address and the bookies of a cluster that has started."""
-    up = [place for place, each in enumerate(status.bookies, 1) if each.state != "down"]
-    click.echo(
-        f"BookKeeper {status.bookkeeper} is up: {counted(len(up), 'bookie')}, {status.storage} "
-        f"storage, ready in {duration_s:.1f} s\n"
-    )
-    if not data_option:
-        click.echo("Commands use it, unless settings name another cluster.\n")
-    elif status.settings_file is None:
-        click.echo(f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n")
-    else:
-        click.echo(
-            "It has TLS, SASL and ACLs. Give its settings to the daemon and to each command:\n\n"
-            f"  bookmender status -c {shlex.quote(status.settings_file)}\n"
-        )
-    for place, bookie in enumerate(status.bookies, start=1):
-        note = "" if place in up else LEFT_OUT.format(place=place, option=data_option)
-        click.echo(f"  {place:>4}  {bookie.address}{note}")
-    click.echo(WELCOME.format(option=data_option, last=max(up, default=1)))
-
-
-def print_status(status: ClusterStatus, *, data_option: str) -> None:
-    rows = [("", f"ZooKeeper {status.zookeeper.address}", status.zookeeper)]
-    rows += [(str(n), bookie.address, bookie) for n, bookie in enumerate(status.bookies, start=1)]
-    width = max(len(name) for _, name, _ in rows)
-    click.echo(f"    {'server':<{width}}  {'state':<12}  {'pid':>7}  {'memory':>8}")
-    for place, name, server in rows:
-        state = click.style(f"{server.state:<12}", fg=COLOURS.get(server.state, "yellow"))
-        memory = "" if server.rss_bytes is None else f"{server.rss_bytes >> 20} MiB"
-        click.echo(f"{place:>2}  {name:<{width}}  {state}  {server.pid or '':>7}  {memory:>8}")
-    click.echo(
-        f"\n{status.metadata_service_uri}  "
-        f"(BookKeeper {status.bookkeeper}, {status.storage} storage)"
-    )
-    if not status.is_running:
-        click.echo(f"It is not running. Start it with: bookmender local up{data_option}")

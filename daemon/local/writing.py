@@ -1,4 +1,4 @@
-"""Writes ledgers of many shapes: those of ``bookmender local write`` and of ``bookmender demo``.
+"""Writes ledgers of many shapes: those of ``bookmender local write`` and ``local demo``.
 
 If the writing stops early, the ledgers written so far remain. A ledger that was begun is left as
 if its writer had died.

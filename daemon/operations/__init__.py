@@ -15,6 +15,7 @@ call it and print.
 - ``bookies`` lists bookies; ``drains``, ``maintenance``, ``decommission`` and ``identities`` order
   what happens to one. ``holds``, ``checks``, ``limits``, ``switch`` and ``mutes`` concern the whole
   cluster.
+- ``doctor`` checks what bookmender needs from its host, ZooKeeper and the bookies.
 - ``orders`` says what prevents the effect of an order, ``waiting`` waits for ledgers to move.
 - ``errors`` say that a request is wrong.
 """

@@ -14,7 +14,6 @@ from daemon.admin_session import AdminSession
 from daemon.answers import Answer
 from daemon.operations.errors import UnknownBookieError
 from daemon.operations.orders import bookies_of
-from daemon.settings import Settings
 from daemon.status.leader import losses_due_ms
 from daemon.words import counted, duration_text, loss_due_text, printable
 from ledgers.bookie_auth import bookie_connector
@@ -294,7 +293,12 @@ async def bookie_rows(
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
-    disk_spaces = await _disk_spaces(cluster.settings, view) if with_space else {}
+    disk_spaces: dict[BookieId, DiskSpace] = {}
+    if with_space:
+        answers = await ask_each(
+            view, lambda client, bookie: client.room(bookie), cluster.settings.security
+        )
+        disk_spaces = {b: each for b, each in answers.items() if isinstance(each, DiskSpace)}
     reformatted = reformatted_bookies(
         cookies,
         await read_identities(cluster.store, cluster.paths),
@@ -409,12 +413,6 @@ async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId
         for bookie, progress in record.bookies.items()
         if bookie in orders.draining and orders.draining[bookie].since_ms == progress.since_ms
     }
-
-
-async def _disk_spaces(settings: Settings, view: BookieView) -> Mapping[BookieId, DiskSpace]:
-    """Return the disk space of each bookie that answers."""
-    answers = await ask_each(view, lambda client, bookie: client.room(bookie), settings.security)
-    return {b: answer for b, answer in answers.items() if isinstance(answer, DiskSpace)}
 
 
 async def ask_each(

@@ -7,9 +7,7 @@ written again, as Java's ``triggeraudit`` does.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import (
@@ -195,11 +193,6 @@ class Checks:
 
     def to_text(self, *, now_ms: int) -> str:
         return "\n".join(row.to_text(now_ms=now_ms) for row in self.rows)
-
-
-def run_record(run: CheckRun) -> dict[str, Any]:
-    record: dict[str, Any] = msgspec.to_builtins(RunRecord.of(run))
-    return record
 
 
 def run_text(run: CheckRun) -> str:

@@ -6,7 +6,7 @@ a complete read of all metadata (rule S8). No index, record or count of another 
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from auditor.scan import may_be_named, scan_ledgers
@@ -162,7 +162,12 @@ async def _naming(
     await cluster.store.sync(cluster.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
-    marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
+    marked: set[int] = set()  # by a mark that names the bookie or cannot be read (rule S8)
+    if scan.unreadable:
+        marks = await read_all_marks(
+            cluster, (await all_marked(cluster)).intersection(scan.unreadable)
+        )
+        marked = {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
     ledger_ids = tuple(sorted(each.ledger_id for each in scan.underreplicated))
     if doubtful and not ignores_unreadable:
@@ -238,15 +243,6 @@ async def _marked_for(cluster: AdminSession, bookie: BookieId) -> set[int]:
     """Return the ledgers whose mark, in either queue, names the bookie."""
     marks = await read_all_marks(cluster, await all_marked(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
-
-
-async def _may_be_marked_for(
-    cluster: AdminSession, bookie: BookieId, ledger_ids: Collection[int]
-) -> set[int]:
-    """Return the ledgers whose mark in either queue names the bookie or cannot be read (rule
-    S8)."""
-    marks = await read_all_marks(cluster, (await all_marked(cluster)).intersection(ledger_ids))
-    return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
 
 
 async def _cookie(cluster: AdminSession, bookie: BookieId) -> Stat | None:

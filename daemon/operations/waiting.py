@@ -149,7 +149,11 @@ class Waiter:
             part = left[start : start + NOTES_READ_AT_ONCE]
             for note in await self._notes.read_all([i for i in part if i in noted]):
                 if note.reason.needs_help:
-                    told[note.ledger_id] = _needed_text(note)
+                    told[note.ledger_id] = help_text(note)
+                    if not note.reason.ends_with_a_bookie:
+                        told[note.ledger_id] += (
+                            f". When this is resolved, try now: bookmender repair {note.ledger_id}"
+                        )
             others = [i for i in part if i not in told]
             marks = await read_all_marks(self._cluster, others)
             leasable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
@@ -161,12 +165,6 @@ class Waiter:
             if len(told) < start + len(part):
                 break
         return told
-
-
-def _needed_text(note: WaitingNote) -> str:
-    if note.reason.ends_with_a_bookie:
-        return help_text(note)
-    return f"{help_text(note)}. When this is resolved, try now: bookmender repair {note.ledger_id}"
 
 
 def waiting_text(count: int, some: Sequence[WaitingNote], *, left: int, now_ms: int) -> str:

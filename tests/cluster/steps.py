@@ -14,7 +14,7 @@ from typing import Any
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession, admin_session
-from daemon.demo import prove
+from daemon.cli.demo import prove
 from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.errors import NodeExistsError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.demo import prove
+from daemon.cli.demo import prove
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from daemon.settings import NodeSettings

@@ -13,10 +13,10 @@ from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
 from auditor.fsck.results.folder import Cluster
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.cli import fsck as fsck_command
+from daemon.cli.fsck import fsck
 from daemon.cli.main import main
-from daemon.fsck import command as fsck_command
 from daemon.fsck.changes import Fetched, WhyWhole
-from daemon.fsck.command import fsck
 from daemon.fsck.runner import ClusterFacts, MarkResult, RunRequest
 from daemon.settings import Settings
 from ledgers.errors import BookmenderError

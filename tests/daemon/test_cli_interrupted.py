@@ -27,7 +27,7 @@ def test_an_interruption_during_imports_is_quiet() -> None:
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'daemon.cli.main': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "from daemon.start import main\n"
+        "from daemon.cli.start import main\n"
         "main()"
     )
 

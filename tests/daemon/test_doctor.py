@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from daemon.cli import doctor
-from daemon.cli.doctor import (
+from daemon.operations import doctor
+from daemon.operations.doctor import (
     Finding,
     Level,
     bookie_findings,

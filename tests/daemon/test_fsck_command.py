@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
+from daemon.cli.fsck import options_for, settings_for
 from daemon.cli.main import cli
 from daemon.fsck.changes import Fetched, WhyWhole
-from daemon.fsck.command import options_for, settings_for
 from daemon.fsck.runner import RunRequest
 from ledgers.errors import UnavailableError
 from tests.daemon.fsck_calls import LOST, UNKNOWN, URI, A, FakeRuns, Verdicts, call_run, fake_runs

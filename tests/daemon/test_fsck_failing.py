@@ -15,7 +15,7 @@ from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import FIRST, RunFolder
 from auditor.fsck.results.summary import Summary
-from daemon.fsck import command as fsck_command
+from daemon.cli import fsck as fsck_command
 from daemon.fsck.runner import LOCK_FILE, MarkResult, locked_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError

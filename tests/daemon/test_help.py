@@ -10,7 +10,7 @@ import click
 import pytest
 
 from daemon.cli.bookie import drain
-from daemon.cli.main import cli
+from daemon.cli.main import CommandGroup, cli
 from tests.daemon.cli_calls import exit_code
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,20 @@ def test_the_text_of_a_command_is_short(
 
     lines = [line for line in formatter.getvalue().splitlines() if line.strip()]
     assert 1 <= len(lines) <= PROSE_LINES_MAX
+
+
+def test_each_command_is_listed_with_its_whole_first_sentence() -> None:
+    sentences = {name: command.get_short_help_str() for name, command, _ in ALL[1:]}
+    listed = {
+        f"{name} {child}": line
+        for name, group, _ in ALL
+        if isinstance(group, CommandGroup)
+        for child, (_, line) in group.lazy.items()
+        if line
+    }
+
+    assert {name for name, each in sentences.items() if not re.search(r"[^.]\.$", each)} == set()
+    assert listed == {name: sentences[name] for name in listed}
 
 
 def test_each_command_with_json_output_is_described() -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from daemon.answers_page import ANSWERS
 from daemon.cli import bookie, check, feed, history, ledger, orders, plan, queue
 from daemon.cli.main import cli
-from daemon.status.command import status
+from daemon.cli.status import status
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import GivenUpEntries, record_given_up

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from daemon.cli.local import local
 from daemon.local import folder
 from daemon.local.cluster import LocalCluster
-from daemon.local.commands import local
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
 from ledgers.errors import SettingsError, UnavailableError

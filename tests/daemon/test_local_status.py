@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from daemon.local.commands import local
+from daemon.cli.local import local
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import ServerStatus, bookie_state, status_of
 from ledgers.errors import SettingsError

@@ -9,8 +9,8 @@ import msgspec.structs
 import pytest
 from click.testing import CliRunner
 
-from daemon.local import commands
-from daemon.local.commands import local
+from daemon.cli import local as commands
+from daemon.cli.local import local
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import status_of
 from daemon.local.writing import (

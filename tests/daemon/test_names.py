@@ -16,6 +16,7 @@ OLD_LINES = {
     "check pause -c FILE -o json": "check --pause -c FILE -o json",
     "check resume -c FILE -o json": "check --resume -c FILE -o json",
     "check run replicas -c FILE -o json --wait": "check replicas -c FILE -o json --wait",
+    "demo --bookies 5 --keep": "local demo --bookies 5 --keep",
     "feed failures NAME --retry --store URL -c FILE -o ids": (
         "feed clients NAME --retry --store URL -c FILE -o ids"
     ),

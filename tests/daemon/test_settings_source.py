@@ -122,7 +122,7 @@ def test_the_option_is_accepted_anywhere(
 
 def test_every_command_finds_its_settings_in_this_way() -> None:
     """Only these read one file that is given: a file to check, and that of the local cluster."""
-    others = {"cli/config.py", "local/commands.py"}
+    others = {"cli/config.py", "cli/local.py"}
 
     found = {
         path.relative_to(ROOT / "daemon").as_posix()

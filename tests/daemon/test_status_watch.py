@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from daemon.admin_session import AdminSession
+from daemon.cli import status_watch
 from daemon.settings import Settings
-from daemon.status import watch
 from daemon.status.gathering import gather_status
 from ledgers.errors import UnavailableError
 from tests.daemon.visits import visiting
@@ -34,11 +34,11 @@ async def test_it_says_that_the_state_is_old_and_shows_the_next_one(
                 raise UnavailableError("nothing listens there")
         return await gather(here)
 
-    monkeypatch.setattr(watch, "admin_session", opened)
-    monkeypatch.setattr(watch, "gather_status", gather_or_fail)
+    monkeypatch.setattr(status_watch, "admin_session", opened)
+    monkeypatch.setattr(status_watch, "gather_status", gather_or_fail)
     settings = Settings(metadata_service_uri="zk://zk/ledgers")
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await watch.watch_each(settings, 2, shown.append)
+        await status_watch.watch_each(settings, 2, shown.append)
 
     assert [text.partition("  ")[0] for text in shown] == ["UNKNOWN"] * 4
     fresh, silent, failed, again = shown

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from daemon.cli import bookie, orders
-from daemon.status.command import status
+from daemon.cli.status import status
 from replication.orders import (
     DrainOrder,
     HoldOrder,

@@ -10,7 +10,7 @@ from auditor.mark_reasons import LossRecords, MarkExplainer, read_private_queue
 from auditor.records import AuditRecord, Identities, read_audit, read_identities
 from daemon.cli import check as check_command
 from daemon.cli import ledger as ledger_command
-from daemon.status import command as status_command
+from daemon.cli import status as status_command
 from daemon.status.gathering import gather_status
 from daemon.status.unreadable import (
     UnreadableRecord,

@@ -10,7 +10,7 @@ import pytest
 from auditor.fsck.options import Level
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon.fsck.command import fsck
+from daemon.cli.fsck import fsck
 from tests.fsck.results import damaged, seen
 
 ROOT = Path(__file__).parents[2]

@@ -198,7 +198,7 @@ def test_a_stop_while_the_port_opens_leaves_no_socket() -> None:
 
 def test_the_list_of_commands_and_other_commands_do_not_load_the_server() -> None:
     code = (
-        "import sys; from daemon.cli.main import cli; import daemon.status.command\n"
+        "import sys; from daemon.cli.main import cli; import daemon.cli.status\n"
         "import daemon.cli.daemon, daemon.node, daemon.roles\n"
         "print(*[m for m in ('aiohttp', 'daemon.http.app') if m in sys.modules])"
     )

@@ -1,4 +1,4 @@
-"""``bookmender demo``: kills one of several real bookies and proves that no entry was lost.
+"""``bookmender local demo``: kills one of several real bookies and proves that no entry was lost.
 
 ``Demo`` creates a cluster, writes ledgers, starts nodes, kills a bookie and then the leading node,
 and waits for all repairs. ``prove`` then reads every copy of every entry from every bookie that the
@@ -51,7 +51,7 @@ LEDGERS_AT_ONCE = 20
 
 NEXT = """
 Next: `make demo ARGS=--keep` leaves all this running, to look at its page and to
-try commands. Without make: `bookmender demo --keep`."""
+try commands. Without make: `bookmender local demo --keep`."""
 KEPT = """
 It runs until Ctrl-C, which deletes it. Its page: {page}
 For commands in another terminal:
@@ -61,19 +61,34 @@ For commands in another terminal:
 
 
 @click.command()
-@click.option("--ledgers", default=200, show_default=True, type=click.IntRange(min=10))
-@click.option("--bookies", default=5, show_default=True, type=click.IntRange(min=4))
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(min=2))
+@click.option(
+    "--ledgers",
+    default=200,
+    show_default=True,
+    type=click.IntRange(min=10),
+    help="Number of ledgers.",
+)
+@click.option(
+    "--bookies",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=4),
+    help="Number of bookies.",
+)
+@click.option(
+    "--nodes", default=3, show_default=True, type=click.IntRange(min=2), help="Number of nodes."
+)
 @click.option("--bookkeeper", help="Version of the bookies.")
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
 @click.option("--data", type=Folder(), help="Keep data and logs in this folder.")
 def demo(
     ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, keep: bool, data: Path | None
 ) -> None:
-    """Kill a bookie and the leading node, watch the repair, and verify every copy.
+    """Kill a bookie and watch the repair.
 
-    It takes about a minute, on a new cluster on loopback, and needs Java 17 or later. Ctrl-C stops
-    and deletes everything.
+    It also kills the leading node, and then verifies every copy of every entry. It takes about a
+    minute, on a new cluster on loopback, and needs Java 17 or later. Ctrl-C stops and deletes
+    everything.
 
     Exit code 0: no acknowledged entry was lost, and everything that can be repaired was repaired.
     """

@@ -4,17 +4,26 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview, damaged_ledgers
-from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import (
+    FeedChanges,
+    FsckOptions,
+    FsckProgress,
+    Level,
+    OnProgress,
+    SessionTimeouts,
+)
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
-from daemon.admin_session import log_errors_only
 from daemon.answers import as_json
 from daemon.cli.main import (
     EXIT_FAILED,
@@ -28,7 +37,8 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.output import echo
 from daemon.cli.paths import LocalPath
-from daemon.cli.progress import ProgressLine, echo_notes
+from daemon.cli.progress import Line, ProgressLine, echo_notes
+from daemon.cli.session import log_errors_only, settings_for_command
 from daemon.fsck.advice import advice_for, headline, tails_text
 from daemon.fsck.changes import client_name
 from daemon.fsck.runner import (
@@ -38,27 +48,24 @@ from daemon.fsck.runner import (
     acknowledge_run,
     changes_for,
     check_spark,
-    failures_exit_unknown,
     fetch_cluster_facts,
     locked_output,
     mark_damaged,
     preview_damaged,
     publish_summary,
     require_modules,
-    resume_hint,
     run,
 )
 from daemon.fsck.texts import (
+    Meter,
     history_lines,
     history_record,
     mark_lines,
     marks_record,
     run_changes_record,
-    showing_progress,
     summary_lines,
 )
 from daemon.settings import Settings
-from daemon.settings_source import settings_for_command
 from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import BookmenderError, SessionLostError, SettingsError, UnavailableError
@@ -163,13 +170,15 @@ CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
 
 @click.group(cls=CommandGroup)
 def fsck() -> None:
-    """Check every copy of every ledger, on Spark (docs/fsck.md).
+    """Check every copy of every ledger, on Spark.
 
     \b
       bookmender fsck run --level full --output DIR    check every copy of every entry
       bookmender fsck run --changed --output DIR       check only what changed since the last time
       bookmender fsck mark DIR --mark                  mark what it found, for repair
       bookmender fsck show DIR LEDGER                  show what was found for one ledger
+
+    docs/fsck.md has all steps.
     """
 
 
@@ -256,7 +265,9 @@ def run_command(
     output: str,
     **limits: float | None,
 ) -> None:
-    """Check every ledger. Writes only its results, and marks only with --mark.
+    """Check all ledgers, or those that changed.
+
+    It writes only its results, and marks ledgers only with --mark.
 
     \b
     Levels; each one finds everything that the level before it finds:
@@ -405,10 +416,14 @@ def _mark(
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output: str
 ) -> None:
-    """Mark ledgers with missing or bad copies.
+    """Mark the damaged ledgers that a run found.
 
-    Workers then repair these ledgers. Without --mark, show what would be marked. Ledgers that were
-    deleted, or whose metadata changed since the run, are left out.
+    \b
+      bookmender fsck mark DIR           show what would be marked
+      bookmender fsck mark DIR --mark    mark it
+
+    Workers then repair these ledgers. DIR@RUN names a run; DIR alone is the last one. Ledgers that
+    were deleted, or whose metadata changed since the run, are left out.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
@@ -428,9 +443,9 @@ def mark_command(
 @text_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output: str) -> None:
-    """Show the last verdict on a ledger.
+    """Show what runs found for a ledger.
 
-    It includes the evidence, and the verdicts of earlier runs at closer levels.
+    That is the last verdict with its evidence, and the verdicts of earlier runs at closer levels.
 
     Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in
     DIR.
@@ -450,3 +465,62 @@ def show_command(folder: Path, ledger_id: int, output: str) -> None:
         sys.exit(EXIT_FAILED)
     is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
     sys.exit(0 if is_known else EXIT_UNKNOWN)
+
+
+# --- Progress, errors and interruptions -----------------------------------------------------------
+
+
+@contextmanager
+def showing_progress() -> Iterator[OnProgress]:
+    """Show progress on standard error: a line, rewritten on a terminal, else a new one every ten
+    seconds."""
+    meter = Meter()
+    with Line() as line:
+        line.write("starting", now_s=time.monotonic())
+
+        def show(progress: FsckProgress) -> None:
+            is_news = progress.phase != meter.phase
+            text = f"{progress.phase}: {meter.text(progress)}"
+            line.write(text, now_s=time.monotonic(), is_news=is_news)
+
+        yield show
+
+
+@contextmanager
+def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
+    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's
+    own exit code 1 would mean damage.
+
+    ``advice``: returns what to do next; also printed on Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo_notes([f"interrupted; {advice()}"])
+        raise
+    except (
+        SettingsError,
+        UnavailableError,
+        SessionLostError,
+        OSError,
+        click.ClickException,
+        click.exceptions.Exit,
+    ):
+        raise
+    except BookmenderError as error:
+        raise UnavailableError(f"the result is unknown: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        echo_notes([f"the result is unknown because of an unexpected error; {advice()}"])
+        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
+
+
+def resume_hint(request: RunRequest) -> str:
+    """Return how an interrupted run can be continued."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    output = request.output
+    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
+        return "no part was finished; the same command starts over (other options need --restart)"
+    without = " without --restart" if request.is_restart else ""
+    return f"the results so far are kept; the same command{without} continues the run"

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 import click
 
-from daemon.admin_session import admin_session, log_errors_only
+from daemon.admin_session import admin_session
+from daemon.cli.session import log_errors_only
 from daemon.operations.history import time_text
 from daemon.settings import Settings
 from daemon.status.gathering import gather_status

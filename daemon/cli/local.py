@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 ``status`` found a bookie that is not writable; 2 wrong us
 """
 
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from daemon.answers import as_json
-from daemon.cli.main import output_option
+from daemon.cli.main import CommandGroup, output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
 from daemon.local import folder, jars
@@ -29,25 +30,24 @@ from daemon.local.spec import (
     find_bookie,
     port_of,
 )
-from daemon.local.status import (
-    ClusterStatus,
-    print_status,
-    print_welcome,
-    status_of,
-)
+from daemon.local.status import ClusterStatus, status_of
 from daemon.local.writing import Written, what_was_written, write_ledgers
 from daemon.settings import Settings, load_settings
-from daemon.words import printable, shortened
+from daemon.words import counted, printable, shortened
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
 
 LEFT_SHOWN_MAX = 10
 
 
-@click.group()
+@click.group(
+    cls=CommandGroup,
+    lazy={"demo": ("daemon.cli.demo:demo", "Kill a bookie and watch the repair.")},
+)
 def local() -> None:
-    """Run a BookKeeper cluster on this machine, to try bookmender.
+    """Run a BookKeeper cluster on this machine.
 
-    It consists of ZooKeeper and Java bookies on 127.0.0.1, with about 100 MB of memory each.
+    It is for trials of bookmender, and consists of ZooKeeper and Java bookies on 127.0.0.1, with
+    about 100 MB of memory each.
 
     \b
       bookmender local up              start ZooKeeper and five bookies
@@ -59,6 +59,7 @@ def local() -> None:
       bookmender local start 2         start it again with its data
       bookmender local wipe 2          delete its data and its cookie
       bookmender local down            stop everything, keep the data
+      bookmender local demo            all in one, on a cluster of its own
 
     BOOKIE is a number from `status`, a port, or an ID such as 127.0.0.1:23181.
     """
@@ -105,11 +106,11 @@ _bookie_argument = click.argument("bookie")
 @_data_option
 @output_option
 def up(foreground: bool, data: Path, output: str, **options: Any) -> None:
-    """Start the cluster, and return when every bookie is ready.
+    """Create or start the cluster.
 
-    The cluster runs in the background until `down`. The first start creates it in the folder
-    (--data, by default bookmender/local in the user's data folder). Later starts use the same data,
-    ports and options. A larger --bookies adds bookies.
+    The command returns when every bookie is ready. The cluster runs in the background until `down`.
+    The first start creates it in the folder (--data, by default bookmender/local in the user's data
+    folder). Later starts use the same data, ports and options. A larger --bookies adds bookies.
     """
     began_s = time.monotonic()
     progress = Line(due_s=math.inf)  # shown on a terminal only
@@ -162,7 +163,7 @@ def _cleaned_up(data: Path) -> Iterator[None]:
 @_data_option
 @output_option
 def status(data: Path, output: str) -> None:
-    """Show each process and the state of each bookie.
+    """Show each process and each bookie's state.
 
     \b
       writable      takes reads and writes
@@ -182,7 +183,13 @@ def status(data: Path, output: str) -> None:
 
 
 @local.command()
-@click.option("--ledgers", default=100, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--ledgers",
+    default=100,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of ledgers.",
+)
 @click.option(
     "--open",
     "left_open",
@@ -193,7 +200,7 @@ def status(data: Path, output: str) -> None:
 )
 @_data_option
 def write(ledgers: int, left_open: int, data: Path) -> None:
-    """Write ledgers of many shapes, to have something to repair.
+    """Write ledgers, to have something to repair.
 
     The ledgers have entries of 0 bytes to 1 MB, two or more copies, and all digest types. Each
     ledger leaves out at least one bookie, which can take over from a lost one.
@@ -206,9 +213,12 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     if not found.is_running:
         up = f"`bookmender local up{folder.data_option(data)}`"
         raise SettingsError(f"the cluster in {data} is not running; {up} starts it")
+    settings = Settings(metadata_service_uri=found.metadata_service_uri)
+    if found.settings_file is not None:
+        settings = load_settings(Path(found.settings_file), environment={})
     written: list[Written] = []
     try:
-        write_ledgers(_settings(found), ledgers, written=written, open_count=left_open)
+        write_ledgers(settings, ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
         echo_notes(what_was_written(written, ledger_count=ledgers, ended="interrupted"))
         raise
@@ -249,7 +259,7 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
 @_bookie_argument
 @_data_option
 def start(bookie: str, data: Path) -> None:
-    """Start a bookie again, with the same ID and data.
+    """Start a bookie again with its data.
 
     Soon after `kill`, the start waits until the old session has expired.
     """
@@ -263,10 +273,10 @@ def start(bookie: str, data: Path) -> None:
 @_bookie_argument
 @_data_option
 def wipe(bookie: str, data: Path) -> None:
-    """Kill a bookie, and delete its data and its cookie.
+    """Kill a bookie and delete its data.
 
-    The bookie stays down. `start` starts it as an empty bookie with the same ID. If the cluster is
-    not running, `up` starts it as part of the cluster.
+    Its cookie is deleted, too. The bookie stays down. `start` starts it as an empty bookie with the
+    same ID. If the cluster is not running, `up` starts it as part of the cluster.
     """
     named = find_bookie(_spec(data).bookies, bookie)
     if cluster := LocalCluster.find(data):
@@ -307,12 +317,6 @@ def _spec(data: Path) -> ClusterSpec:
     return spec
 
 
-def _settings(status: ClusterStatus) -> Settings:
-    if status.settings_file is None:
-        return Settings(metadata_service_uri=status.metadata_service_uri)
-    return load_settings(Path(status.settings_file), environment={})
-
-
 def _status(data: Path) -> ClusterStatus:
     return status_of(_spec(data), data, LocalCluster.find(data))
 
@@ -330,3 +334,62 @@ def _stop(data: Path) -> bool:
     if cluster is not None:
         cluster.stop()
     return cluster is not None
+
+
+# --- Output ---------------------------------------------------------------------------------------
+
+COLOURS = {"up": "green", "writable": "green", "down": "red"}
+"""Colours of states. All others are yellow."""
+
+# ``data_option``: the option that further commands need for this cluster, or an empty string.
+
+LEFT_OUT = """  left out, because it has no cookie (it was decommissioned)
+        To start it as an empty bookie: bookmender local wipe {place}{option},
+        then bookmender local start {place}{option}"""
+
+WELCOME = """
+Try
+  bookmender local write{option}     write a hundred ledgers
+  bookmender local status{option}    the state of each process
+  bookmender local kill {last}{option}    crash a bookie
+  bookmender local start {last}{option}   start it again
+  bookmender local down{option}      stop everything, keep the data"""
+
+
+def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
+    """Print the address and the bookies of a cluster that has started."""
+    up = [place for place, each in enumerate(status.bookies, 1) if each.state != "down"]
+    click.echo(
+        f"BookKeeper {status.bookkeeper} is up: {counted(len(up), 'bookie')}, {status.storage} "
+        f"storage, ready in {duration_s:.1f} s\n"
+    )
+    if not data_option:
+        click.echo("Commands use it, unless settings name another cluster.\n")
+    elif status.settings_file is None:
+        click.echo(f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n")
+    else:
+        click.echo(
+            "It has TLS, SASL and ACLs. Give its settings to the daemon and to each command:\n\n"
+            f"  bookmender status -c {shlex.quote(status.settings_file)}\n"
+        )
+    for place, bookie in enumerate(status.bookies, start=1):
+        note = "" if place in up else LEFT_OUT.format(place=place, option=data_option)
+        click.echo(f"  {place:>4}  {bookie.address}{note}")
+    click.echo(WELCOME.format(option=data_option, last=max(up, default=1)))
+
+
+def print_status(status: ClusterStatus, *, data_option: str) -> None:
+    rows = [("", f"ZooKeeper {status.zookeeper.address}", status.zookeeper)]
+    rows += [(str(n), bookie.address, bookie) for n, bookie in enumerate(status.bookies, start=1)]
+    width = max(len(name) for _, name, _ in rows)
+    click.echo(f"    {'server':<{width}}  {'state':<12}  {'pid':>7}  {'memory':>8}")
+    for place, name, server in rows:
+        state = click.style(f"{server.state:<12}", fg=COLOURS.get(server.state, "yellow"))
+        memory = "" if server.rss_bytes is None else f"{server.rss_bytes >> 20} MiB"
+        click.echo(f"{place:>2}  {name:<{width}}  {state}  {server.pid or '':>7}  {memory:>8}")
+    click.echo(
+        f"\n{status.metadata_service_uri}  "
+        f"(BookKeeper {status.bookkeeper}, {status.storage} storage)"
+    )
+    if not status.is_running:
+        click.echo(f"It is not running. Start it with: bookmender local up{data_option}")

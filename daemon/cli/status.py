@@ -8,18 +8,18 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.main import cluster_options, json_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.output import echo
+from daemon.cli.session import run_in_session, settings_for_command
+from daemon.cli.status_watch import watch
 from daemon.operations.history import time_text
 from daemon.operations.mutes import mute, unmute
-from daemon.settings_source import settings_for_command
 from daemon.status.condition import CONDITIONS, Entry, entry_of, exit_code
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
 from daemon.status.report import status_record, to_text
-from daemon.status.watch import watch
 
 ALL = "all"
 WATCH_S = 2
@@ -74,18 +74,19 @@ def status(
     reason: str,
     unmuted: Entry | None,
 ) -> None:
-    """Show the health of the cluster, what is wrong, and what to do.
+    """Show the cluster's health and what to do.
 
     \b
       bookmender status
-      bookmender status --watch                     until Ctrl-C
+      bookmender status --watch                     show it again and again
+      bookmender status --explain BOOKIES_LOST      what this condition means
       bookmender status --mute BOOKIES_LOST --for 2h --reason "disk ordered"
 
     A muted condition is shown, but counts neither for the health and the exit code nor for alerts.
     It counts again when it becomes more severe or names another bookie. Conditions that say that
     data is lost or unavailable cannot be muted.
 
-    Exits 0 for OK, 1 for WARN or ERROR, 3 for UNKNOWN. docs/status.md describes the JSON.
+    Exit codes: 0 OK. 1 WARN or ERROR. 3 UNKNOWN. docs/status.md has the conditions and the JSON.
     """
     if sum(each is not None for each in (code, interval_s, muted, unmuted)) > 1:
         raise click.UsageError("Give one of --explain, --watch, --mute and --unmute.")
@@ -97,7 +98,7 @@ def status(
         click.echo(_explained(code))
         return
     if interval_s is not None:
-        watch(settings_for_command(config, os.environ), interval_s=interval_s, paint=coloured)
+        watch(settings_for_command(config), interval_s=interval_s, paint=coloured)
 
     async def act(cluster: AdminSession) -> str:
         clock = await shared_clock(cluster)
