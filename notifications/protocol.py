@@ -233,7 +233,7 @@ def check_key(key: Key) -> Key:
     is_short = 0 < len(name.encode(errors="replace")) <= NAME_BYTES_MAX
     if not is_short or "/" in name or not name.isprintable() or name in (".", ".."):
         raise SettingsError(
-            f"{name[:300]!r} names no object: a name has 1 to {NAME_BYTES_MAX} bytes that can be printed, "
-            "no slash, and is neither . nor .."
+            f"{name[:300]!r} names no object: a name has 1 to {NAME_BYTES_MAX} bytes that can be "
+            "printed, no slash, and is neither . nor .."
         )
     return key
