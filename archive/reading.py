@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import merge
@@ -149,12 +150,11 @@ class Archive:
         numbers = self.numbers()
         return self.file(numbers[-1]) if numbers else None
 
-    def confirmed_ms(self, point: Point) -> int:
-        """Return until when nothing changed after this point, as the archiver said last; 0: it is
-        unknown, or something did. Raises CorruptionError if a file that it knew is missing."""
-        data = self._place.read(LATEST)
-        if data is None:
-            return 0
+    def latest(self) -> Confirmed | None:
+        """Return what the archiver said last; None: nothing. Raises CorruptionError if that is
+        unreadable, or names a file that is missing."""
+        if (data := self._place.read(LATEST)) is None:
+            return None
         try:
             latest = decode_json(data, Confirmed)
         except ValueError as error:
@@ -163,23 +163,43 @@ class Archive:
             raise CorruptionError(
                 "the last files of the archive are missing", name=file_name(latest.number)
             )
-        end = point.header
-        is_same = (latest.generation, latest.checkpoint) == (end.generation, end.end)
-        return latest.time_ms if is_same else 0
+        return latest
+
+    def confirmed_ms(self, point: Point) -> int:
+        """Return until when nothing changed after this point, as the archiver said last; 0: it is
+        unknown, or something did."""
+        with suppress(CorruptionError):
+            latest, end = self.latest(), point.header
+            if latest and (latest.generation, latest.checkpoint) == (end.generation, end.end):
+                return latest.time_ms
+        return 0
 
     def bases(self) -> Iterator[Header]:
-        """Yield the complete bases, newest first, as long as all files that they need exist."""
+        """Yield the complete bases, newest first, as long as all files that they need exist. A base
+        that is damaged is left out."""
         numbers = self.numbers()
-        if not numbers:
-            return
-        head = self.file(numbers[-1]).header
-        number = head.number if head.kind is FileKind.BASE else head.base
-        while number >= numbers[0]:
-            base = self.file(number).header
-            if base.first_page < numbers[0]:  # retention has deleted a part
-                return
-            yield base
-            number = base.base
+        number = max(numbers, default=0)
+        while number and number >= numbers[0]:
+            try:
+                header = self.file(number).header
+            except CorruptionError:
+                number -= 1  # the file before it names an earlier base
+                continue
+            if header.kind is FileKind.BASE:
+                if header.first_page < numbers[0]:  # retention has deleted a part
+                    return
+                yield header
+            number = header.base
+
+    def newest(self) -> Point:
+        """Return the last point, whose state may have later versions of some ledgers. Raises
+        NoSuchPointError, and CorruptionError if anything after it is missing or damaged."""
+        point = self.point(is_exact=False)
+        try:
+            self.latest()
+        except CorruptionError as error:
+            raise _damaged_after(point.header, error) from error
+        return point
 
     def point(
         self,
@@ -199,27 +219,30 @@ class Archive:
                 checkpoint is None or header.end <= checkpoint
             )
 
-        last = max(self.numbers(), default=0)
-        if not last:
-            raise NoSuchPointError(
-                "there is no archive here. Check its URL, and whether it is mounted"
-            )
+        if not (last := max(self.numbers(), default=0)):
+            raise no_archive()
         base = None
         for base in self.bases():
             if not is_wanted(base):
                 continue
             found, end = base, base.end
-            for stored in self.files(base.number + 1, last):
-                header = stored.header
-                if header.kind is not FileKind.SEGMENT:
-                    continue
-                if (header.generation, header.begin) != (base.generation, end):
-                    break  # a gap: the feed began again, or its retention was shorter than a pause
-                if not is_wanted(header):
-                    break
-                if header.end > end:
-                    end = header.end
-                    found = header if header.is_exact or not is_exact else found
+            try:
+                # What follows the wanted checkpoint may be damaged.
+                for stored in self.files(base.number + 1, last) if end != checkpoint else ():
+                    header = stored.header
+                    if header.kind is not FileKind.SEGMENT:
+                        continue
+                    if (header.generation, header.begin) != (base.generation, end):
+                        break  # a gap: the feed began again, or lost changes during a pause
+                    if not is_wanted(header):
+                        break
+                    if header.end > end:
+                        end = header.end
+                        found = header if header.is_exact or not is_exact else found
+                    if end == checkpoint:
+                        break
+            except CorruptionError as error:
+                raise _damaged_after(found, error) from error
             return Point(base=base, header=found)
         if base is None:
             raise NoSuchPointError("the archive has no complete state yet")
@@ -265,6 +288,16 @@ class Archive:
         for stored in self.files(point.base.first_page, point.header.number):
             if stored.header.kind is FileKind.SEGMENT:
                 yield from stored.records()
+
+
+def no_archive() -> NoSuchPointError:
+    return NoSuchPointError("there is no archive here. Check its URL, and whether it is mounted")
+
+
+def _damaged_after(whole: Header, error: CorruptionError) -> CorruptionError:
+    """Return the error that also names the last state before the damage."""
+    text = f"{error.args[0]}. The last state before the damage: --at {whole.end:#x}"
+    return CorruptionError(text, **error.context)
 
 
 _key = attrgetter("key")

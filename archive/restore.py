@@ -161,6 +161,21 @@ class Clone:
     instance_id: str
     bookies: Mapping[BookieId, BookieId]
 
+    def check(self, plan: RestorePlan) -> None:
+        """Raise RestoreRefusedError unless each bookie has another one, of its own."""
+        originals = {*plan.named, *plan.bookies}
+        if missing := sorted(plan.named - self.bookies.keys()):
+            raise RestoreRefusedError(
+                f"ledgers name {missing[0]}, for which no other bookie is given. A clone must not "
+                "name a bookie of the original"
+            )
+        new = Counter(self.bookies.values())
+        if wrong := sorted(bookie for bookie in new if new[bookie] > 1 or bookie in originals):
+            raise RestoreRefusedError(
+                f"{wrong[0]} cannot be a bookie of the clone: it is one of the original, or given "
+                "for two bookies"
+            )
+
     def metadata(self, data: bytes) -> bytes:
         """Return metadata that names the new bookies. Raises CorruptionError if it cannot be
         parsed."""
@@ -221,11 +236,8 @@ class Restore:
     async def check(self) -> bool:
         """Raise RestoreRefusedError unless the tree is empty, or has what this restore began.
         Return True if it has."""
-        if self.clone and (missing := sorted(self.plan.named - self.clone.bookies.keys())):
-            raise RestoreRefusedError(
-                f"ledgers name {missing[0]}, for which no other bookie is given. A clone must not "
-                "name a bookie of the original"
-            )
+        if self.clone is not None:
+            self.clone.check(self.plan)
         for directory in ("available", "available/readonly"):
             names = await children_if_any(self.store, f"{self.root}/{directory}")
             if bookies := sorted(name for name in names if name != "readonly"):

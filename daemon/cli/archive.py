@@ -23,9 +23,10 @@ from archive.format import Record
 from archive.order import RETENTION_DEFAULT_S
 from archive.places import open_place
 from archive.reading import Archive, Point
-from archive.restore import Clone, live_ledgers, plan_restore
+from archive.restore import Clone, RestoreRefusedError, live_ledgers, plan_restore
 from daemon.admin_session import AdminSession, shared_clock
 from daemon.cli.feed import confirm_deletion
+from daemon.cli.ledger import restored_text
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
@@ -46,6 +47,7 @@ from daemon.operations.archive_restore import (
     ArchivePoint,
     OnProgress,
     RestoreSummary,
+    check_unused,
     compare,
     forget,
     restore_cluster,
@@ -56,6 +58,7 @@ from daemon.operations.archive_restore import (
 from daemon.settings import LogSettings, Settings
 from daemon.words import counted, duration_text, parse_duration_s, printable
 from ledgers.clock import SystemClock
+from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
 
@@ -74,25 +77,30 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> FindPoint:
         if value == NEWEST:
-            return partial(Archive.point, is_exact=False)
+            return Archive.newest
         if re.fullmatch("0x[0-9a-f]{1,16}", value):
             return partial(Archive.point, checkpoint=int(value, 16))
         try:
             return partial(Archive.point, time_ms=_time_ms(value))
         except ValueError:
             self.fail(
-                f"{value!r} is no moment. Examples: 2026-05-01T10:30:00, 2h (before now), "
-                "0x1c0000b2f (a checkpoint)",
+                f"{value!r} is no moment of the past. Examples: 2026-05-01T10:30:00, 2h (before "
+                "now), 0x1c0000b2f (a checkpoint)",
                 param,
                 ctx,
             )
 
 
 def _time_ms(text: str) -> int:
+    """Raises ValueError, also if the moment is in the future."""
+    now_ms = SystemClock().wall_ms()
     with suppress(ValueError):
-        return SystemClock().wall_ms() - parse_duration_s(text, least_s=1) * 1000
+        return now_ms - parse_duration_s(text, least_s=1) * 1000
     moment = datetime.fromisoformat(text)
-    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+    time_ms = int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+    if time_ms > now_ms:
+        raise ValueError("it is in the future")
+    return time_ms
 
 
 from_option = click.option(
@@ -107,6 +115,11 @@ at_option = click.option(
     help="The last point before this moment.",
 )
 yes_option = click.option("--yes/--dry-run", help="Restore, or only show what would be restored.")
+stopped_option = click.option(
+    "--bookies-stopped",
+    is_flag=True,
+    help="You know that no bookie runs, though something answers at its address.",
+)
 
 
 def _open(config: Path | None, url: str | None) -> tuple[Settings, Archive]:
@@ -170,8 +183,12 @@ def enable(
         )
 
     found = run_in_session(config, act)
-    text = f"A node is going to archive to {url}. Watch the first base: bookmender archive status"
-    echo(output, found, text)
+    lines = [
+        f"A node is going to archive to {printable(url)}. Watch the first base: bookmender archive "
+        "status"
+    ]
+    lines += [f"There is no znode {printable(path)} yet." for path in found.missing_includes]
+    echo(output, found, "\n".join(lines))
 
 
 @archive.command()
@@ -207,6 +224,7 @@ def forget_command(url: str, yes: bool, output: str) -> None:
     """Delete an archive. Disable it first."""
     set_up_logs(LogSettings(level="error"))
     place = open_place(url)
+    check_unused(place, now_ms=SystemClock().wall_ms())
     confirm_deletion(f"the archive {printable(url)}", yes=yes)
     text = f"Deleted {counted(forget(place), 'file')}."
     echo(output, ArchiveDone(result=text), text)
@@ -219,7 +237,7 @@ def status(config: Path | None, output: str) -> None:
     now_ms = SystemClock().wall_ms()
     found = run_in_session(config, lambda cluster: read_archive(cluster, now_ms=now_ms))
     echo(output, found, "\n".join(_status_lines(found)))
-    sys.exit(EXIT_FAILED if found.obstacle else 0)
+    sys.exit(0 if found.is_enabled and not found.obstacle else EXIT_FAILED)
 
 
 def _status_lines(found: ArchiveStatus) -> list[str]:
@@ -228,7 +246,7 @@ def _status_lines(found: ArchiveStatus) -> list[str]:
     by = f"by {printable(found.node)}" if found.node else "by no node"
     lines = [f"The metadata is archived to {printable(found.url)} {by}."]
     if found.archived_ms is None:
-        lines.append("Nothing can be restored yet: the first base is not complete.")
+        lines.append("Nothing new can be restored yet: a base is not complete.")
     else:
         lag = duration_text(found.lag_s or 0)
         lines.append(f"It has everything up to {_time(found.archived_ms)}, {lag} ago.")
@@ -259,7 +277,7 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
         f"{counted(found.record_count, 'record')}, {counted(found.base_count, 'base')}."
     ]
     if found.first is not None and found.last is not None:
-        lines.append(f"It has each state from {_time(found.first.time_ms)} to {_at(found.last)}.")
+        lines.append(f"It has states from {_time(found.first.time_ms)} to {_at(found.last)}.")
     else:
         lines.append("It has no complete state yet.")
     lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
@@ -349,28 +367,37 @@ def restore() -> None:
 @restore.command()
 @from_other_option
 @at_option
+@stopped_option
 @cluster_options
-def plan(url: str, at: FindPoint, config: Path | None, output: str) -> None:
+def plan(url: str, at: FindPoint, bookies_stopped: bool, config: Path | None, output: str) -> None:
     """Show what a restore would write.
 
     That is a restore of the whole cluster. It also shows what stands against it.
     """
-    _restore(url, at, config, output, acts=False, clone=None)
+    _restore(url, at, config, output, acts=False, asks_bookies=not bookies_stopped)
 
 
 @restore.command(name="cluster")
 @from_other_option
 @at_option
+@stopped_option
 @yes_option
 @cluster_options
-def cluster_command(url: str, at: FindPoint, yes: bool, config: Path | None, output: str) -> None:
+def cluster_command(
+    url: str,
+    at: FindPoint,
+    bookies_stopped: bool,
+    yes: bool,
+    config: Path | None,
+    output: str,
+) -> None:
     """Restore a ZooKeeper that lost all metadata.
 
     Bookies must be stopped, and the ledgers root must not exist. After a kill, run it again.
     Auto-recovery is disabled afterwards: start the bookies, check the data (bookmender fsck run),
     and only then: bookmender enable.
     """
-    _restore(url, at, config, output, acts=yes, clone=None)
+    _restore(url, at, config, output, acts=yes, asks_bookies=not bookies_stopped)
 
 
 @restore.command()
@@ -410,23 +437,26 @@ def _restore(
     output: str,
     *,
     acts: bool,
-    clone: Clone | None,
+    clone: Clone | None = None,
+    asks_bookies: bool = True,
 ) -> None:
     settings, opened = _open(config, url)
     plan = plan_restore(opened, at(opened))
-    found = RestoreSummary.of(plan)
+    found = RestoreSummary.of(plan, clone)
+    act = partial(restore_cluster, settings, opened, plan, clone=clone, asks_bookies=asks_bookies)
     if not acts:
-        echo(output, found, "\n".join(_plan_lines(found)))
-        checking = restore_cluster(settings, opened, plan, clone=clone, only_check=True)
-        has_begun = asyncio.run(checking)
-        begun = "A restore of this point was interrupted. --yes goes on with it."
-        echo_notes([begun if has_begun else "Nothing stands against it. --yes restores it."])
-        return
-    with _progress("Ledgers") as progress:
-        restoring = restore_cluster(settings, opened, plan, clone=clone, on_progress=progress)
         try:
-            asyncio.run(restoring)
-        except KeyboardInterrupt:
+            found = replace(found, has_begun=asyncio.run(act(only_check=True)))
+        except RestoreRefusedError as error:
+            found = replace(found, obstacle=str(error))
+        echo(output, found, "\n".join(_plan_lines(found)))
+        sys.exit(EXIT_FAILED if found.obstacle else 0)
+    with _progress("Ledgers") as progress:
+        try:
+            asyncio.run(act(on_progress=progress))
+        except RestoreRefusedError:
+            raise
+        except (KeyboardInterrupt, BookmenderError):
             echo_notes(["", "Not complete. Start no bookie; run the same again, and it goes on."])
             raise
     text = (
@@ -443,12 +473,18 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
         f"State of {_at(found.point)}. What changed in the last {age} may be missing.",
         f"{counted(sum(found.by_state.values()), 'ledger')} ({states}); "
         f"{counted(found.znode_count, 'other znode')}; root {found.root}.",
-        f"Cookies of {counted(len(found.bookies), 'bookie')}: {', '.join(found.bookies)}",
+        f"Cookies of {counted(len(found.bookies), 'bookie')}: {', '.join(found.bookies)}"
+        if found.bookies
+        else "No cookies: the bookies of the clone bring theirs.",
         f"New ledgers get ids from {found.first_new_id:,} on, so that no id is given twice.",
     ]
     if not found.point.is_exact:
         lines.append("Some ledgers have metadata of a moment later.")
-    return lines
+    if found.obstacle:
+        return [*lines, f"It would be refused: {printable(found.obstacle)}."]
+    if found.has_begun:
+        return [*lines, "A restore of this point was interrupted. --yes goes on with it."]
+    return [*lines, "Nothing stands against it. --yes restores it."]
 
 
 @restore.command(name="ledger")
@@ -456,9 +492,16 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
 @from_option
 @at_option
 @yes_option
+@click.option("--force", is_flag=True, help="Restore it even if copies may be missing.")
 @cluster_options
 def ledger_command(
-    ledger_id: int, url: str | None, at: FindPoint, yes: bool, config: Path | None, output: str
+    ledger_id: int,
+    url: str | None,
+    at: FindPoint,
+    yes: bool,
+    force: bool,
+    config: Path | None,
+    output: str,
 ) -> None:
     """Restore the metadata of one ledger.
 
@@ -468,10 +511,18 @@ def ledger_command(
     """
     settings, opened = _open(config, url)
     restoring = restore_one(
-        settings, opened, at(opened), ledger_id, acts=yes, tell=lambda text: echo_notes([text])
+        settings,
+        opened,
+        at(opened),
+        ledger_id,
+        acts=yes,
+        is_forced=force,
+        tell=lambda text: echo_notes([text]),
     )
-    result = asyncio.run(restoring)
-    echo(output, ArchiveDone(result=result), f"Ledger {ledger_id}: {result}")
+    done = asyncio.run(restoring)
+    echo(output, done, restored_text(done, as_of="archived at"))
+    if done.is_in_doubt and not force:
+        sys.exit(EXIT_FAILED)
 
 
 def _time(time_ms: int) -> str:

@@ -296,7 +296,7 @@ def restore(
     else:
         restoring = look_before_restoring(settings, record, tell=_tell)
     done = asyncio.run(restoring)
-    echo(output, done, _restored_text(done))
+    echo(output, done, restored_text(done))
     if done.is_in_doubt and not force:
         sys.exit(EXIT_FAILED)
 
@@ -314,11 +314,11 @@ def _writes_text(found: RecordedWrites) -> str:
     return "\n".join([*lines, f"{count} of ledger {found.ledger_id} recorded on this host"])
 
 
-def _restored_text(done: Restored) -> str:
+def restored_text(done: Restored, *, as_of: str = "before the write of") -> str:
     doubts = done.doubts if done.is_in_doubt else []
     return "\n".join(
         [
-            f"ledger {done.ledger_id}, as before the write of {_time_text(done.time_ms)}:",
+            f"ledger {done.ledger_id}, as {as_of} {_time_text(done.time_ms)}:",
             *(f"  - {line}" for line in done.now),
             *(f"  + {line}" for line in done.restored),
             *(f"  doubt: {printable(doubt)}" for doubt in doubts),

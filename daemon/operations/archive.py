@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from msgspec import structs
+
 from archive.order import (
     RETENTION_DEFAULT_S,
     ArchiveOrder,
@@ -46,6 +48,8 @@ class ArchiveStatus(Answer, frozen=True, kw_only=True):
     """Why nothing is archived now; empty if the archive goes on."""
     action: str = ""
     """The next step that removes the obstacle."""
+    missing_includes: tuple[str, ...] = ()
+    """Further trees that do not exist; only ``archive enable`` looks."""
 
 
 async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
@@ -73,7 +77,10 @@ async def read_archive(cluster: AdminSession, *, now_ms: int) -> ArchiveStatus:
         action = "Start a node that stands for election: bookmender daemon"
     elif state.error:
         obstacle = f"Nothing is archived: {printable(state.error)}."
-        action = "It is tried again and again."
+        action = (
+            "Correct that; it is tried again and again. Or use another place: bookmender archive "
+            "disable, then enable --to URL"
+        )
     archived_ms = state.archived_ms or None
     return ArchiveStatus(
         is_enabled=True,
@@ -121,7 +128,9 @@ async def enable_archive(
         order = replace(order, retention_s=retention_s)
     await put(cluster.store, cluster.paths.archive, order)
     await cluster.note_order(order_event("archive enable"))
-    return await read_archive(cluster, now_ms=clock.wall_ms())
+    missing = [path for path in order.includes if await cluster.store.exists(path) is None]
+    status = await read_archive(cluster, now_ms=clock.wall_ms())
+    return structs.replace(status, missing_includes=tuple(missing))
 
 
 async def order_base(cluster: AdminSession, *, clock: Clock) -> None:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from archive.format import LATEST, FileKind, Header, Record
 from archive.order import read_order
 from archive.places import Place
-from archive.reading import Archive, Point
-from archive.restore import Clone, Restore, RestorePlan, differences
+from archive.reading import Archive, Point, no_archive
+from archive.restore import Clone, Restore, RestorePlan, RestoreRefusedError, differences
 from checkpoints.model import ledger_id_of
 from daemon.admin_session import admin_session, order_event, writing_session
 from daemon.answers import Answer
-from daemon.operations.restore import look_before_restoring, restore_ledger
+from daemon.operations.restore import (
+    Restored,
+    look_before_restoring,
+    metadata_lines,
+    restore_ledger,
+)
 from daemon.settings import Settings
+from daemon.words import counted
 from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
 from ledgers.errors import CorruptionError, NoNodeError, RejectedError, SettingsError
-from replication.by_hand import Tell
+from replication.by_hand import Tell, readable
 from replication.journal import JournalRecord
 
 OnProgress = Callable[[int, int], None]
+UNUSED_S = 20
+"""A node that archives says so every 5 s."""
+CONNECT_S = 3.0
+BOOKIE_HOST = re.compile(rb'^bookieHost: "([^"]+)"', re.MULTILINE)
+"""The address in a cookie."""
 
 
 async def url_of(settings: Settings, given: str | None) -> str:
@@ -88,27 +101,36 @@ class Verified(Answer, frozen=True, kw_only=True):
 
 def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
     """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
-    number of all. Raises CorruptionError."""
-    numbers = archive.numbers()
+    number of all. Raises CorruptionError, and NoSuchPointError if there is no file."""
+    archive.latest()
+    if not (numbers := archive.numbers()):
+        raise no_archive()
     byte_count = record_count = base_count = 0
     first: Header | None = None
     end: Header | None = None
     gaps: list[int] = []
-    for stored in archive.files(numbers[0], numbers[-1]) if numbers else ():
-        header = stored.header
-        byte_count += len(stored.data)
-        record_count += len(stored.records())
-        if header.kind is FileKind.BASE:
-            base_count += 1
-            if header.first_page >= numbers[0]:
-                first = first or header
-        elif header.kind is FileKind.SEGMENT:
-            if end and (end.generation, end.end) != (header.generation, header.begin):
-                gaps.append(end.time_ms)
-            end = header
-        on_progress(header.number - numbers[0] + 1, len(numbers))
+    try:
+        for stored in archive.files(numbers[0], numbers[-1]):
+            header = stored.header
+            byte_count += len(stored.data)
+            record_count += len(stored.records())
+            if header.kind is FileKind.BASE:
+                base_count += 1
+                if header.first_page >= numbers[0]:
+                    first = first or header
+            elif header.kind is FileKind.SEGMENT:
+                if end and (end.generation, end.end) != (header.generation, header.begin):
+                    gaps.append(end.time_ms)
+                end = header
+            on_progress(header.number - numbers[0] + 1, len(numbers))
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error.args[0]}. Other states may be whole: bookmender archive restore plan --at "
+            "MOMENT. To have whole states from now on, archive to another URL",
+            **error.context,
+        ) from error
     point = archive.point(is_exact=False) if any(archive.bases()) else None
-    if point is None and numbers and (base_count or numbers[0] > 1):
+    if point is None and (base_count or numbers[0] > 1):
         raise CorruptionError("the first files of the archive are missing: nothing can be restored")
     return Verified(
         file_count=len(numbers),
@@ -157,6 +179,19 @@ def compare(archive: Archive, before: Point, after: Point | list[Record]) -> Arc
     )
 
 
+def check_unused(place: Place, *, now_ms: int) -> None:
+    """Raise RejectedError if a node archives to this place. It blocks."""
+    archive, written_ms = Archive(place), 0
+    with suppress(CorruptionError):
+        head, latest = archive.head(), archive.latest()
+        written_ms = max(head.header.time_ms if head else 0, latest.time_ms if latest else 0)
+    if now_ms - written_ms < UNUSED_S * 1000:
+        raise RejectedError(
+            f"a node archives there: it wrote {max(0, now_ms - written_ms) / 1000:.0f} s ago. "
+            f"First: bookmender archive disable. Try again after {UNUSED_S} s"
+        )
+
+
 def forget(place: Place) -> int:
     """Delete all files of an archive, the oldest first. It blocks. Return their number."""
     names = [name for _, name in Archive(place).stored()]
@@ -183,16 +218,21 @@ class RestoreSummary(Answer, frozen=True, kw_only=True):
     """Bookies whose cookies are restored."""
     first_new_id: int
     """New ledgers get this id or a higher one."""
+    has_begun: bool = False
+    """A restore of this point was interrupted, and goes on."""
+    obstacle: str = ""
+    """What stands against the restore; empty if nothing does."""
 
     @classmethod
-    def of(cls, plan: RestorePlan) -> RestoreSummary:
+    def of(cls, plan: RestorePlan, clone: Clone | None) -> RestoreSummary:
+        others = plan.others if clone is None else clone.others(plan.others)
         return cls(
             point=ArchivePoint.of(plan.point.header),
             until_ms=plan.until_ms,
             root=plan.point.header.root,
             by_state=dict(plan.by_state),
-            znode_count=len(plan.others),
-            bookies=list(plan.bookies),
+            znode_count=len(others),
+            bookies=list(plan.bookies) if clone is None else [],
             first_new_id=plan.first_new_id,
         )
 
@@ -203,12 +243,20 @@ async def restore_cluster(
     plan: RestorePlan,
     *,
     clone: Clone | None = None,
+    asks_bookies: bool = True,
     only_check: bool = False,
     on_progress: OnProgress = lambda done, total: None,
 ) -> bool:
-    """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
-    stands against it. ``on_progress``: called with the ledgers that are written, and all. Return
-    True if an earlier restore was interrupted. Raises what ``Restore.run`` raises."""
+    """Restore the metadata into the ZooKeeper of the settings. ``asks_bookies``: refuse while a
+    bookie of the archive accepts connections. ``only_check``: only raise what stands against it.
+    ``on_progress``: called with the ledgers that are written, and all. Return True if an earlier
+    restore was interrupted. Raises what ``Restore.run`` raises."""
+    if asks_bookies and clone is None and (running := await running_bookies(plan)):
+        raise RestoreRefusedError(
+            f"{counted(len(running), 'bookie')} of the archive accepted a connection, such as "
+            f"{running[0]}. Stop all bookies first: a bookie deletes what ZooKeeper does not list "
+            "yet. If other programs use these ports: --bookies-stopped"
+        )
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -225,11 +273,38 @@ async def restore_cluster(
         return await (restore.check() if only_check else restore.run())
 
 
+async def running_bookies(plan: RestorePlan) -> list[str]:
+    """Return the addresses in the archived cookies that accept a connection. A bookie that runs on
+    after the loss of ZooKeeper is not registered, and may register again at any moment."""
+
+    async def accepts(address: str) -> bool:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, ValueError, TimeoutError):  # a bookie id need not be an address
+            return False
+        writer.close()
+        return True
+
+    cookies = (plan.others[f"cookies/{bookie}"] for bookie in plan.bookies)
+    addresses = sorted(each.decode() for data in cookies for each in BOOKIE_HOST.findall(data))
+    answers = await asyncio.gather(*map(accepts, addresses))
+    return [address for address, accepted in zip(addresses, answers, strict=True) if accepted]
+
+
 async def restore_one(
-    settings: Settings, archive: Archive, point: Point, ledger_id: int, *, acts: bool, tell: Tell
-) -> str:
-    """Give a ledger the metadata that it had, and return what was done. Raises RejectedError,
-    RestoreRefusedError if copies may be missing."""
+    settings: Settings,
+    archive: Archive,
+    point: Point,
+    ledger_id: int,
+    *,
+    acts: bool,
+    is_forced: bool,
+    tell: Tell,
+) -> Restored:
+    """Give a ledger the metadata that it had, and return what changed, or would change. Raises
+    RejectedError, and RestoreRefusedError if copies may be missing and it is not forced."""
     records = archive.state(point)
     found = (record.data for record in records if record.ledger_id == ledger_id)
     archived = await asyncio.to_thread(lambda: next(found, None))
@@ -240,11 +315,19 @@ async def restore_one(
         try:
             present, _ = await store.get(path)
         except NoNodeError:
-            if not acts:
-                return "the ledger does not exist now. --yes creates it"
-            await store.create(path, archived, with_parents=True)
-            await ours.cluster.note_order(order_event("archive restore ledger"), [ledger_id])
-            return "created. Check its copies: bookmender repair " + str(ledger_id)
+            result = "the ledger does not exist now. --yes creates it"
+            if acts:
+                await store.create(path, archived, with_parents=True)
+                await ours.cluster.note_order(order_event("archive restore ledger"), [ledger_id])
+                result = f"created. Check its copies: bookmender repair {ledger_id}"
+            return Restored(
+                ledger_id=ledger_id,
+                time_ms=point.header.time_ms,
+                now=[],
+                restored=metadata_lines(readable(archived)),
+                doubts=[],
+                result=result,
+            )
         record = JournalRecord(
             time_ms=point.header.time_ms,
             ledger_id=ledger_id,
@@ -253,6 +336,5 @@ async def restore_one(
             cluster=ours.cluster_id,
         )
     if acts:
-        return (await restore_ledger(settings, record, is_forced=False, tell=tell)).result
-    look = await look_before_restoring(settings, record, tell=tell)
-    return "; ".join([*look.doubts, look.result])
+        return await restore_ledger(settings, record, is_forced=is_forced, tell=tell)
+    return await look_before_restoring(settings, record, tell=tell)

@@ -81,8 +81,8 @@ def recorded_writes(settings: Settings, ledger_id: int, *, tell: Tell) -> Record
             RecordedWrite(
                 time_ms=record.time_ms,
                 cluster=record.cluster,
-                before=_said(readable(record.before)),
-                after=_said(readable(record.after)),
+                before=metadata_lines(readable(record.before)),
+                after=metadata_lines(readable(record.after)),
             )
             for record in _read(settings, ledger_id, tell)
         ],
@@ -131,13 +131,13 @@ def answer_of(found: Restoring, result: str = "") -> Restored:
     """Return the answer. ``result``: what was done, unless there is nothing to do; empty: nothing
     yet."""
     ledger_id = found.record.ledger_id
-    how = "--yes --force undoes it despite the doubts" if found.doubts else "--yes undoes it"
+    how = "--yes --force restores it despite the doubts" if found.doubts else "--yes restores it"
     result = result or f"nothing was changed. {how}"
     return Restored(
         ledger_id=ledger_id,
         time_ms=found.record.time_ms,
-        now=_said(found.now),
-        restored=_said(found.was),
+        now=metadata_lines(found.now),
+        restored=metadata_lines(found.was),
         doubts=[_doubt_text(ledger_id, doubt) for doubt in found.doubts],
         result=ALREADY if found.is_done else result,
     )
@@ -195,7 +195,7 @@ def _doubt_text(ledger_id: int, doubt: str | CopyDoubt | Blocked) -> str:
     return doubt if isinstance(doubt, str) else copy_doubt_text(ledger_id, doubt)
 
 
-def _said(metadata: LedgerMetadata | None) -> list[str]:
+def metadata_lines(metadata: LedgerMetadata | None) -> list[str]:
     """Return the metadata as lines of text."""
     if metadata is None:
         return ["(unreadable metadata)"]

@@ -99,9 +99,9 @@ DOUBT = CopyDoubt(bookie=B2, verdict=Verdict.BOOKIE_ABSENT)
 @pytest.mark.parametrize(
     ("doubts", "options", "said", "code"),
     [
-        pytest.param((), [], "nothing was changed. --yes undoes it", 0, id="no doubt"),
-        pytest.param((DOUBT,), [], "--yes --force undoes it", 1, id="in doubt"),
-        pytest.param((DOUBT,), ["--force"], "--yes --force undoes it", 0, id="forced"),
+        pytest.param((), [], "nothing was changed. --yes restores it", 0, id="no doubt"),
+        pytest.param((DOUBT,), [], "--yes --force restores it", 1, id="in doubt"),
+        pytest.param((DOUBT,), ["--force"], "--yes --force restores it", 0, id="forced"),
     ],
 )
 def test_a_preview_names_the_options_and_exits_like_them(
