@@ -228,7 +228,7 @@ class Archive:
             found, end = base, base.end
             try:
                 # What follows the wanted checkpoint may be damaged.
-                for stored in self.files(base.number + 1, last) if end != checkpoint else ():
+                for stored in self.files(base.number, last) if end != checkpoint else ():
                     header = stored.header
                     if header.kind is not FileKind.SEGMENT:
                         continue
