@@ -9,7 +9,7 @@ ZooKeeper; they may change meanwhile, but then a segment has the later version. 
 complete when the segments have passed everything that its pages have. Later bases are made of the
 archive alone. Afterwards what only older points need is deleted.
 
-Each 256 files are put into a pack once there are as many newer ones. Every point stays.
+Each 64 files are put into a pack once there are as many newer ones. Every point stays.
 
 The archive begins again with a base if the feed does not have the changes after its end: another
 feed began, or the archive paused for longer than the retention of the feed. Earlier points stay.
@@ -555,10 +555,11 @@ class Archiver:
         self._block += 1
 
         def pack() -> bytes | None:
-            records = list[Record]()
+            records, size_bytes = list[Record](), 0
             for each in self._archive.files(numbers[0], numbers[-1]):
                 records.append(Record(b"", each.header.number, each.data))
-                if sum(len(record.data or b"") for record in records) > PACK_BYTES_MAX:
+                size_bytes += len(each.data)
+                if size_bytes > PACK_BYTES_MAX:
                     return None
             return encode_file(replace(each.header, kind=FileKind.PACK, number=numbers[0]), records)
 

@@ -8,7 +8,7 @@ writers cannot both add the next file (``places``). There are three kinds:
 - A *page* has a part of the state that a base consists of.
 - A *base* ends the pages of a base. Only with it do they count.
 
-While changes go on, two segments a second are written. So the archiver later puts 256 files, byte
+While changes go on, two segments a second are written. So the archiver later puts 64 files, byte
 for byte, into one: a *pack*. A pack has no number and is no part of the chain.
 
 A *record* is one object: a ledger, or another znode. The record with the highest version is the
@@ -40,9 +40,10 @@ DATA_BYTES_MAX: Final = 4 * 1024 * 1024
 SHA_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A file that would unpack to more is no file of an archive."""
-FILES_OF_PACK: Final = 256
-PACK_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Files that are larger together are not packed."""
+FILES_OF_PACK: Final = 64
+PACK_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Files that are larger together are not packed. To write a pack takes four times as much memory;
+to read it, three times."""
 _MAGIC: Final = b"metadata archive\n"
 _LENGTH = struct.Struct(">I")
 _NAME = re.compile(r"([0-9]{12})(?:-([0-9]{12}))?\.bma")
@@ -159,8 +160,11 @@ def encode_file(header: Header, records: Sequence[Record]) -> bytes:
     """Return the bytes of a file, which end with their SHA-256."""
     about = msgspec.json.encode(msgspec.structs.replace(header, record_count=len(records)))
     packed = zlib.compress(msgspec.msgpack.encode(records), 6)
-    content = b"".join((_MAGIC, _LENGTH.pack(len(about)), about, packed))
-    return content + hashlib.sha256(content).digest()
+    parts = (_MAGIC, _LENGTH.pack(len(about)), about, packed)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join((*parts, digest.digest()))
 
 
 def decode_header(data: bytes, *, name: str) -> tuple[Header, str, slice]:
