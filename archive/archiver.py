@@ -44,6 +44,7 @@ from archive.format import (
     Record,
     block_of,
     encode_file,
+    encode_pack,
     file_name,
     files_of,
     ledger_record,
@@ -555,13 +556,13 @@ class Archiver:
         self._block += 1
 
         def pack() -> bytes | None:
-            records, size_bytes = list[Record](), 0
+            files, size_bytes = list[bytes](), 0
             for each in self._archive.files(numbers[0], numbers[-1]):
-                records.append(Record(b"", each.header.number, each.data))
+                files.append(each.data)
                 size_bytes += len(each.data)
                 if size_bytes > PACK_BYTES_MAX:
                     return None
-            return encode_file(replace(each.header, kind=FileKind.PACK, number=numbers[0]), records)
+            return encode_pack(each.header, files)
 
         try:
             if (data := await self.in_thread(pack)) is not None:
