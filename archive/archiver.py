@@ -52,7 +52,7 @@ from archive.format import (
 )
 from archive.places import Place, TakenError
 from archive.reading import Archive, NoSuchPointError, Point
-from archive.znodes import read_znodes
+from archive.znodes import read_ledgers, read_znodes
 from checkpoints.batches import (
     Batch,
     BatchReader,
@@ -70,7 +70,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
-    NoNodeError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -349,11 +348,11 @@ class Archiver:
         """Return the metadata of these ledgers, not older than the changes. A ledger may have been
         deleted since. None: an ACL hides it."""
         wanted = {each.ledger_id: each.version for each in changes if not each.is_deleted}
-        found = await self._read_ledgers(list(wanted))
+        found = await read_ledgers(self.store, self.manager, list(wanted))
         behind = [i for i, version in wanted.items() if i in found and found[i].version < version]
         if behind:  # this server may be behind the feed
             await self.manager.sync(behind[0])
-            found |= await self._read_ledgers(behind)
+            found |= await read_ledgers(self.store, self.manager, behind)
         self.denied_count += len(wanted) - len(found)
         records: list[Record | None] = []
         for change in changes:
@@ -365,26 +364,13 @@ class Archiver:
             records.append(record)
         return records
 
-    async def _read_ledgers(self, ledger_ids: Sequence[int]) -> dict[int, Record]:
-        """Return the present metadata, readable or not, without ledgers that an ACL hides. A ledger
-        that does not exist has version 0."""
-        found = {}
-        replies = await self.store.get_each(list(map(self.manager.path, ledger_ids)))
-        for ledger_id, reply in zip(ledger_ids, replies, strict=True):
-            if isinstance(reply, NoNodeError):
-                found[ledger_id] = ledger_record(ledger_id, version=0, data=None)
-            elif not isinstance(reply, UnauthorizedError):
-                data, stat = reply
-                found[ledger_id] = ledger_record(ledger_id, version=stat.mzxid, data=data)
-        return found
-
     async def _changed_znodes(self, at: Offset) -> list[Record]:
         """Return the other znodes that changed since they were archived, once in a while."""
         now_s = self.clock.now_s()
         if now_s - self._znodes_s < ZNODES_S:
             return []
         self._znodes_s = now_s
-        znodes = read_znodes(self.store, self.manager.root, self.includes)
+        znodes = read_znodes(self.store, self.manager, self.includes)
         found = {record.key: record async for record in znodes}
         changed = [each for key, each in found.items() if self._znodes.get(key) != each]
         gone = [each for key, each in self._znodes.items() if key not in found]
@@ -456,7 +442,7 @@ class Archiver:
 
     async def _scan(self) -> AsyncGenerator[list[Record], None]:
         """Yield all that exists, read from ZooKeeper, by ascending key: first the ledgers."""
-        znodes = read_znodes(self.store, self.manager.root, self.includes)
+        znodes = read_znodes(self.store, self.manager, self.includes)
         self._znodes = {record.key: record async for record in znodes}
         self._znodes_s = self.clock.now_s()
         others = sorted(self._znodes.values(), key=attrgetter("key"))
@@ -468,7 +454,7 @@ class Archiver:
             part = ledger_ids[start : start + PAGE_RECORDS]
             for first in range(0, len(part), READS_AT_ONCE):
                 wanted = part[first : first + READS_AT_ONCE]
-                found = await self._read_ledgers(wanted)
+                found = await read_ledgers(self.store, self.manager, wanted)
                 self.denied_count += len(wanted) - len(found)
                 page += [record for record in found.values() if record.data is not None]
             yield page

@@ -72,9 +72,9 @@ def rehearse(
 async def compare_all(store: MetadataStore, archive: Archive, plan: RestorePlan) -> list[str]:
     """Return the ledgers, cookies and other znodes for bookies that are not in ZooKeeper byte for
     byte as in the archive. Raises CorruptionError, UnavailableError."""
-    root = plan.point.header.root
-    live = await live_ledgers(store, LedgerManager(store, root, plan.layout))
-    live += [record async for record in read_znodes(store, root)]
+    manager = LedgerManager(store, plan.point.header.root, plan.layout)
+    live = await live_ledgers(store, manager)
+    live += [record async for record in read_znodes(store, manager)]
     found = []
     for each in differences(archive.state(plan.point), live):
         if (ledger_id := ledger_id_of(each.key)) is not None:
