@@ -9,8 +9,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from daemon.cli.feed import confirm_deletion
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
-from daemon.cli.progress import echo_notes
+from daemon.cli.progress import ProgressLine, echo_notes, explain_interrupt
 from daemon.logs import set_up_logs
 from daemon.operations import archive_rehearsal
 from daemon.operations.archive import (
@@ -44,7 +44,6 @@ from daemon.operations.archive import (
 from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
-    OnProgress,
     RestoreSummary,
     compare,
     forget,
@@ -248,8 +247,8 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
     removes it. It needs Java.
     """
     opened = _open_alone(config, url)
-    with _progress("Reading") as progress:
-        found = verify(opened, on_progress=progress)
+    with ProgressLine(unit="file") as line:
+        found = verify(opened, on_left=line.show)
     lines = [
         f"No damage: {counted(found.file_count, 'file')}, {size_text(found.byte_count)}, "
         f"{counted(found.record_count, 'record')}, {counted(found.base_count, 'base')}."
@@ -260,10 +259,8 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
         lines.append("It has no complete state yet.")
     lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
     if rehearse:
-        with _progress("Restoring") as progress:
-            tried = archive_rehearsal.rehearse(
-                opened, tell=lambda text: echo_notes([text]), on_progress=progress
-            )
+        with ProgressLine() as line:
+            tried = archive_rehearsal.rehearse(opened, tell=line.note, on_left=line.show)
         found = replace(found, rehearsal=tried)
         if tried.different:
             count = counted(len(tried.different), "difference")
@@ -276,18 +273,6 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
             )
     echo(output, found, "\n".join(lines))
     sys.exit(EXIT_FAILED if found.rehearsal and found.rehearsal.different else 0)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[OnProgress]:
-    """Show a bar for the block. Yields what sets it: the number done, and that of all."""
-    with click.progressbar(length=1, file=sys.stderr, label=label) as bar:
-
-        def progress(done: int, count: int) -> None:
-            bar.length = count
-            bar.update(done - bar.pos)
-
-        yield progress
 
 
 @archive.command()
@@ -411,13 +396,9 @@ def _restore(
         begun = "A restore of this point was interrupted. --yes goes on with it."
         echo_notes([begun if has_begun else "Nothing stands against it. --yes restores it."])
         return
-    with _progress("Ledgers") as progress:
-        restoring = restore_cluster(settings, opened, plan, clone=clone, on_progress=progress)
-        try:
-            asyncio.run(restoring)
-        except KeyboardInterrupt:
-            echo_notes(["", "Not complete. Start no bookie; run the same again, and it goes on."])
-            raise
+    stays = "The restore is not complete. Start no bookie; run the same again, and it goes on."
+    with explain_interrupt(stays), ProgressLine() as line:
+        asyncio.run(restore_cluster(settings, opened, plan, clone=clone, on_left=line.show))
     text = (
         f"Restored {counted(plan.ledger_count, 'ledger')}. Auto-recovery is disabled. Start the "
         "bookies, then check the data: bookmender fsck run. Then: bookmender enable"

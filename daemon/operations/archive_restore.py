@@ -21,7 +21,8 @@ from ledgers.errors import CorruptionError, NoNodeError, RejectedError, Settings
 from replication.by_hand import Tell
 from replication.journal import JournalRecord
 
-OnProgress = Callable[[int, int], None]
+OnLeft = Callable[[int], None]
+"""Called with the number of files or ledgers that are left."""
 
 
 async def url_of(settings: Settings, given: str | None) -> str:
@@ -86,9 +87,8 @@ class Verified(Answer, frozen=True, kw_only=True):
     """null: none was asked for."""
 
 
-def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
-    """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
-    number of all. Raises CorruptionError."""
+def verify(archive: Archive, *, on_left: OnLeft) -> Verified:
+    """Read all files. It blocks. Raises CorruptionError."""
     numbers = archive.numbers()
     byte_count = record_count = base_count = 0
     first: Header | None = None
@@ -106,7 +106,7 @@ def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
             if end and (end.generation, end.end) != (header.generation, header.begin):
                 gaps.append(end.time_ms)
             end = header
-        on_progress(header.number - numbers[0] + 1, len(numbers))
+        on_left(numbers[-1] - header.number)
     point = archive.point(is_exact=False) if any(archive.bases()) else None
     if point is None and numbers and (base_count or numbers[0] > 1):
         raise CorruptionError("the first files of the archive are missing: nothing can be restored")
@@ -204,11 +204,11 @@ async def restore_cluster(
     *,
     clone: Clone | None = None,
     only_check: bool = False,
-    on_progress: OnProgress = lambda done, total: None,
+    on_left: OnLeft = lambda left: None,
 ) -> bool:
     """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
-    stands against it. ``on_progress``: called with the ledgers that are written, and all. Return
-    True if an earlier restore was interrupted. Raises what ``Restore.run`` raises."""
+    stands against it. Return True if an earlier restore was interrupted. Raises what
+    ``Restore.run`` raises."""
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -220,7 +220,7 @@ async def restore_cluster(
             plan=plan,
             clock=SystemClock(),
             clone=clone,
-            on_progress=lambda count: on_progress(count, plan.ledger_count),
+            on_progress=lambda count: on_left(plan.ledger_count - count),
         )
         return await (restore.check() if only_check else restore.run())
 

@@ -603,7 +603,7 @@ def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
         DAMAGE[damage](cluster.place.files, name)
 
         with pytest.raises(CorruptionError) as caught:
-            verify(Archive(cluster.place), on_progress=lambda done, count: None)
+            verify(Archive(cluster.place), on_left=lambda left: None)
         assert name in str(caught.value.context)
 
     run(scenario())
