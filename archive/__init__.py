@@ -2,7 +2,7 @@
 
 - ``format``: the files of an archive, and the records in them.
 - ``places``: where an archive is: a directory, or an object store.
-- ``znodes``: which znodes are archived besides ledgers.
+- ``znodes``: what is archived, read from ZooKeeper.
 - ``archiver``: writes the archive, as a reader of the change feed.
 - ``reading``: the points in time that an archive has, and the state at each.
 - ``order``: the znodes of the order to archive, and of how far it is.

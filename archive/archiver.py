@@ -9,7 +9,7 @@ ZooKeeper; they may change meanwhile, but then a segment has the later version. 
 complete when the segments have passed everything that its pages have. Later bases are made of the
 archive alone. Afterwards what only older points need is deleted.
 
-Each 256 files are put into a pack once there are as many newer ones. Every point stays.
+Each 64 files are put into a pack once there are as many newer ones. Every point stays.
 
 The archive begins again with a base if the feed does not have the changes after its end: another
 feed began, or the archive paused for longer than the retention of the feed. Earlier points stay.
@@ -44,6 +44,7 @@ from archive.format import (
     Record,
     block_of,
     encode_file,
+    encode_pack,
     file_name,
     files_of,
     ledger_record,
@@ -51,7 +52,7 @@ from archive.format import (
 )
 from archive.places import Place, TakenError
 from archive.reading import Archive, NoSuchPointError, Point
-from archive.znodes import read_znodes
+from archive.znodes import read_ledgers, read_znodes
 from checkpoints.batches import (
     Batch,
     BatchReader,
@@ -69,7 +70,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
-    NoNodeError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -348,11 +348,11 @@ class Archiver:
         """Return the metadata of these ledgers, not older than the changes. A ledger may have been
         deleted since. None: an ACL hides it."""
         wanted = {each.ledger_id: each.version for each in changes if not each.is_deleted}
-        found = await self._read_ledgers(list(wanted))
+        found = await read_ledgers(self.store, self.manager, list(wanted))
         behind = [i for i, version in wanted.items() if i in found and found[i].version < version]
         if behind:  # this server may be behind the feed
             await self.manager.sync(behind[0])
-            found |= await self._read_ledgers(behind)
+            found |= await read_ledgers(self.store, self.manager, behind)
         self.denied_count += len(wanted) - len(found)
         records: list[Record | None] = []
         for change in changes:
@@ -364,26 +364,13 @@ class Archiver:
             records.append(record)
         return records
 
-    async def _read_ledgers(self, ledger_ids: Sequence[int]) -> dict[int, Record]:
-        """Return the present metadata, readable or not, without ledgers that an ACL hides. A ledger
-        that does not exist has version 0."""
-        found = {}
-        replies = await self.store.get_each(list(map(self.manager.path, ledger_ids)))
-        for ledger_id, reply in zip(ledger_ids, replies, strict=True):
-            if isinstance(reply, NoNodeError):
-                found[ledger_id] = ledger_record(ledger_id, version=0, data=None)
-            elif not isinstance(reply, UnauthorizedError):
-                data, stat = reply
-                found[ledger_id] = ledger_record(ledger_id, version=stat.mzxid, data=data)
-        return found
-
     async def _changed_znodes(self, at: Offset) -> list[Record]:
         """Return the other znodes that changed since they were archived, once in a while."""
         now_s = self.clock.now_s()
         if now_s - self._znodes_s < ZNODES_S:
             return []
         self._znodes_s = now_s
-        znodes = read_znodes(self.store, self.manager.root, self.includes)
+        znodes = read_znodes(self.store, self.manager, self.includes)
         found = {record.key: record async for record in znodes}
         changed = [each for key, each in found.items() if self._znodes.get(key) != each]
         gone = [each for key, each in self._znodes.items() if key not in found]
@@ -455,7 +442,7 @@ class Archiver:
 
     async def _scan(self) -> AsyncGenerator[list[Record], None]:
         """Yield all that exists, read from ZooKeeper, by ascending key: first the ledgers."""
-        znodes = read_znodes(self.store, self.manager.root, self.includes)
+        znodes = read_znodes(self.store, self.manager, self.includes)
         self._znodes = {record.key: record async for record in znodes}
         self._znodes_s = self.clock.now_s()
         others = sorted(self._znodes.values(), key=attrgetter("key"))
@@ -467,7 +454,7 @@ class Archiver:
             part = ledger_ids[start : start + PAGE_RECORDS]
             for first in range(0, len(part), READS_AT_ONCE):
                 wanted = part[first : first + READS_AT_ONCE]
-                found = await self._read_ledgers(wanted)
+                found = await read_ledgers(self.store, self.manager, wanted)
                 self.denied_count += len(wanted) - len(found)
                 page += [record for record in found.values() if record.data is not None]
             yield page
@@ -555,12 +542,13 @@ class Archiver:
         self._block += 1
 
         def pack() -> bytes | None:
-            records = list[Record]()
+            files, size_bytes = list[bytes](), 0
             for each in self._archive.files(numbers[0], numbers[-1]):
-                records.append(Record(b"", each.header.number, each.data))
-                if sum(len(record.data or b"") for record in records) > PACK_BYTES_MAX:
+                files.append(each.data)
+                size_bytes += len(each.data)
+                if size_bytes > PACK_BYTES_MAX:
                     return None
-            return encode_file(replace(each.header, kind=FileKind.PACK, number=numbers[0]), records)
+            return encode_pack(each.header, files)
 
         try:
             if (data := await self.in_thread(pack)) is not None:

@@ -8,7 +8,7 @@ writers cannot both add the next file (``places``). There are three kinds:
 - A *page* has a part of the state that a base consists of.
 - A *base* ends the pages of a base. Only with it do they count.
 
-While changes go on, two segments a second are written. So the archiver later puts 256 files, byte
+While changes go on, two segments a second are written. So the archiver later puts 64 files, byte
 for byte, into one: a *pack*. A pack has no number and is no part of the chain.
 
 A *record* is one object: a ledger, or another znode. The record with the highest version is the
@@ -27,6 +27,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from checkpoints.model import CheckpointId, Key, LogId, Version, ledger_id_of, ledger_key
 from ledgers.errors import CorruptionError
@@ -40,9 +41,9 @@ DATA_BYTES_MAX: Final = 4 * 1024 * 1024
 SHA_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A file that would unpack to more is no file of an archive."""
-FILES_OF_PACK: Final = 256
-PACK_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Files that are larger together are not packed."""
+FILES_OF_PACK: Final = 64
+PACK_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Files that are larger together are not packed. A pack is read and written in memory."""
 _MAGIC: Final = b"metadata archive\n"
 _LENGTH = struct.Struct(">I")
 _NAME = re.compile(r"([0-9]{12})(?:-([0-9]{12}))?\.bma")
@@ -96,7 +97,8 @@ class Header(Struct, frozen=True, kw_only=True):
     of the first page. ``total_count``: of a base, the records of its pages. ``base``: the number of
     the newest base before this file; 0 for none. ``since_base``: records of segments since then.
     ``log``: the ledger of the feed's log that has the checkpoint ``end``. ``root``: the path of the
-    ledgers root. Of a pack, only ``number`` counts, which is that of its first file.
+    ledgers root. Of a pack, only two count: ``number``, which is that of its first file, and
+    ``sizes``, the bytes of each of its files.
     """
 
     format: int = FORMAT
@@ -116,6 +118,7 @@ class Header(Struct, frozen=True, kw_only=True):
     log: LogId | None = None
     root: str = "/ledgers"
     writer: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 class Confirmed(Struct, frozen=True, kw_only=True):
@@ -157,31 +160,45 @@ def numbers_of(name: str) -> range:
 
 def encode_file(header: Header, records: Sequence[Record]) -> bytes:
     """Return the bytes of a file, which end with their SHA-256."""
-    about = msgspec.json.encode(msgspec.structs.replace(header, record_count=len(records)))
     packed = zlib.compress(msgspec.msgpack.encode(records), 6)
-    content = b"".join((_MAGIC, _LENGTH.pack(len(about)), about, packed))
-    return content + hashlib.sha256(content).digest()
+    return _encode(replace(header, record_count=len(records)), [packed])
+
+
+def encode_pack(header: Header, files: Sequence[bytes]) -> bytes:
+    """Return the bytes of a pack. They are compressed already, so the files follow each other.
+    ``header``: of any of them."""
+    numbers = files_of(block_of(header.number))
+    sizes = tuple(map(len, files))
+    return _encode(replace(header, kind=FileKind.PACK, number=numbers[0], sizes=sizes), files)
+
+
+def _encode(header: Header, content: Sequence[bytes]) -> bytes:
+    about = msgspec.json.encode(header)
+    parts, digest = (_MAGIC, _LENGTH.pack(len(about)), about, *content), hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join((*parts, digest.digest()))
 
 
 def decode_header(data: bytes, *, name: str) -> tuple[Header, str, slice]:
-    """Return the header, the SHA-256 of the file, and where its records are. ``name``: for errors.
-    Raises CorruptionError if a byte is missing or was changed."""
-    content, digest = data[:-SHA_BYTES], data[-SHA_BYTES:]
-    if not content.startswith(_MAGIC) or hashlib.sha256(content).digest() != digest:
+    """Return the header, the SHA-256 of the file, and where its content is: its records, or its
+    files. ``name``: for errors. Raises CorruptionError if a byte is missing or was changed."""
+    digest, start = data[-SHA_BYTES:], len(_MAGIC) + _LENGTH.size
+    is_whole = hashlib.sha256(memoryview(data)[:-SHA_BYTES]).digest() == digest
+    if not data.startswith(_MAGIC) or not is_whole:
         raise CorruptionError(
             "a file of the archive was cut or changed, or is none of ours", name=name
         )
-    start = len(_MAGIC) + _LENGTH.size
-    (length,) = _LENGTH.unpack(content[len(_MAGIC) : start])
+    (length,) = _LENGTH.unpack(data[len(_MAGIC) : start])
     try:
-        header = decode_json(content[start : start + length], Header)
+        header = decode_json(data[start : start + length], Header)
     except ValueError as error:
         raise CorruptionError("unreadable header of an archive's file", name=name) from error
     if header.format != FORMAT:
         raise CorruptionError(
             f"the archive has format {header.format}, and this release reads {FORMAT}", name=name
         )
-    return header, digest.hex(), slice(start + length, len(content))
+    return header, digest.hex(), slice(start + length, len(data) - SHA_BYTES)
 
 
 def decode_records(packed: bytes, *, name: str) -> list[Record]:

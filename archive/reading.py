@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import merge
-from itertools import groupby, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -50,25 +50,25 @@ class NoSuchPointError(BookmenderError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
     """A file of the archive that was read and not cut or changed. ``sha256``: hexadecimal.
-    ``name``: for errors."""
+    ``name``: for errors. ``content``: where its records are."""
 
     name: str
     header: Header
     sha256: str
     data: bytes = field(repr=False)
-    _records: slice
+    content: slice = field(repr=False)
 
     @classmethod
     def parse(cls, data: bytes, *, number: int, name: str) -> StoredFile:
         """Raises CorruptionError."""
-        header, sha256, records = decode_header(data, name=name)
+        header, sha256, content = decode_header(data, name=name)
         if header.number != number:
             raise CorruptionError("a file of the archive has the name of another one", name=name)
-        return cls(name=name, header=header, sha256=sha256, data=data, _records=records)
+        return cls(name=name, header=header, sha256=sha256, data=data, content=content)
 
     def records(self) -> list[Record]:
         """Raises CorruptionError."""
-        return decode_records(self.data[self._records], name=self.name)
+        return decode_records(self.data[self.content], name=self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +139,11 @@ class Archive:
         name, numbers = pack_name(block), files_of(block)
         if (data := self._place.read(name)) is None:
             return None
-        files = StoredFile.parse(data, number=numbers[0], name=name).records()
+        pack = StoredFile.parse(data, number=numbers[0], name=name)
+        starts = accumulate(pack.header.sizes, initial=pack.content.start)
         return {
-            number: StoredFile.parse(each.data or b"", number=number, name=name)
-            for number, each in zip(numbers, files, strict=True)
+            number: StoredFile.parse(data[start:end], number=number, name=name)
+            for number, (start, end) in zip(numbers, pairwise(starts), strict=True)
         }
 
     def head(self) -> StoredFile | None:

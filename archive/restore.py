@@ -31,9 +31,10 @@ from typing import Final
 import msgspec
 
 from archive.archiver import InThread
-from archive.format import Record, ledger_record
+from archive.format import Record
+from archive.order import put
 from archive.reading import Archive, Point
-from archive.znodes import COUNTERS, HIGH_ORDER, IDS_OF, LONG_COUNTERS
+from archive.znodes import COUNTERS, HIGH_ORDER, IDS_OF, LONG_COUNTERS, read_ledgers
 from checkpoints.chain import FeedChain
 from checkpoints.model import Key
 from ledgers.clock import Clock
@@ -49,7 +50,6 @@ from ledgers.errors import (
 from ledgers.manager import LAYOUT, RESTORING, LedgerManager
 from ledgers.model import BookieId
 from ledgers.store import (
-    ANY_VERSION,
     Create,
     Delete,
     MetadataStore,
@@ -391,11 +391,7 @@ class Restore:
             stat = await self.store.exists(path)
             trusted[bookie] = 0 if stat is None else stat.czxid
         order = IdentitiesOrder(since_ms=self.clock.wall_ms(), cookies=trusted)
-        path = identities_znode(self._paths).path
-        try:
-            await self.store.create(path, order.to_json(), with_parents=True)
-        except NodeExistsError:  # of an earlier try
-            await self.store.set(path, order.to_json(), version=ANY_VERSION)
+        await put(self.store, identities_znode(self._paths).path, order)
 
 
 # --- Comparing ------------------------------------------------------------------------------------
@@ -429,9 +425,6 @@ async def live_ledgers(store: MetadataStore, manager: LedgerManager) -> list[Rec
     async for ledger_ids in manager.ledger_ids(on_hidden=lambda error: None):
         for start in range(0, len(ledger_ids), LIVE_READS_AT_ONCE):
             some = ledger_ids[start : start + LIVE_READS_AT_ONCE]
-            replies = await store.get_each(list(map(manager.path, some)))
-            for ledger_id, reply in zip(some, replies, strict=True):
-                if isinstance(reply, tuple):
-                    data, stat = reply
-                    found.append(ledger_record(ledger_id, version=stat.mzxid, data=data))
+            read = await read_ledgers(store, manager, some)
+            found += [record for record in read.values() if record.data is not None]
     return found

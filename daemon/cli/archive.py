@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from daemon.cli.ledger import restored_text
 from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, cluster_options, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
-from daemon.cli.progress import echo_notes
+from daemon.cli.progress import ProgressLine, echo_notes
 from daemon.cli.session import log_errors_only, run_in_session, settings_for_command
 from daemon.logs import set_up_logs
 from daemon.operations import archive_rehearsal
@@ -45,7 +45,6 @@ from daemon.operations.archive import (
 from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
-    OnProgress,
     RestoreSummary,
     check_unused,
     compare,
@@ -270,8 +269,8 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
     removes it. It needs Java.
     """
     opened = _open_alone(config, url)
-    with _progress("Reading") as progress:
-        found = verify(opened, on_progress=progress)
+    with ProgressLine(unit="file") as line:
+        found = verify(opened, on_left=line.show)
     lines = [
         f"No damage: {counted(found.file_count, 'file')}, {size_text(found.byte_count)}, "
         f"{counted(found.record_count, 'record')}, {counted(found.base_count, 'base')}."
@@ -282,10 +281,8 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
         lines.append("It has no complete state yet.")
     lines += [f"Changes after {_time(gap)} are missing, until the next base." for gap in found.gaps]
     if rehearse:
-        with _progress("Restoring") as progress:
-            tried = archive_rehearsal.rehearse(
-                opened, tell=lambda text: echo_notes([text]), on_progress=progress
-            )
+        with ProgressLine() as line:
+            tried = archive_rehearsal.rehearse(opened, tell=line.note, on_left=line.show)
         found = replace(found, rehearsal=tried)
         if tried.different:
             count = counted(len(tried.different), "difference")
@@ -298,18 +295,6 @@ def verify_command(rehearse: bool, url: str | None, config: Path | None, output:
             )
     echo(output, found, "\n".join(lines))
     sys.exit(EXIT_FAILED if found.rehearsal and found.rehearsal.different else 0)
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[OnProgress]:
-    """Show a bar for the block. Yields what sets it: the number done, and that of all."""
-    with click.progressbar(length=1, file=sys.stderr, label=label) as bar:
-
-        def progress(done: int, count: int) -> None:
-            bar.length = count
-            bar.update(done - bar.pos)
-
-        yield progress
 
 
 @archive.command()
@@ -451,14 +436,14 @@ def _restore(
             found = replace(found, obstacle=str(error))
         echo(output, found, "\n".join(_plan_lines(found)))
         sys.exit(EXIT_FAILED if found.obstacle else 0)
-    with _progress("Ledgers") as progress:
-        try:
-            asyncio.run(act(on_progress=progress))
-        except RestoreRefusedError:
-            raise
-        except (KeyboardInterrupt, BookmenderError):
-            echo_notes(["", "Not complete. Start no bookie; run the same again, and it goes on."])
-            raise
+    try:
+        with ProgressLine() as line:
+            asyncio.run(act(on_left=line.show))
+    except RestoreRefusedError:
+        raise
+    except (KeyboardInterrupt, BookmenderError):
+        echo_notes(["Not complete. Start no bookie; run the same again, and it goes on."])
+        raise
     text = (
         f"Restored {counted(plan.ledger_count, 'ledger')}. Auto-recovery is disabled. Start the "
         "bookies, then check the data: bookmender fsck run. Then: bookmender enable"

@@ -117,10 +117,11 @@ class Line:
 
 
 class ProgressLine(Line):
-    """Shows how many ledgers are left, and the remaining time."""
+    """Shows how many ledgers are left, or other units, and the remaining time."""
 
-    def __init__(self, *, stream: TextIO | None = None) -> None:
+    def __init__(self, *, unit: str = "ledger", stream: TextIO | None = None) -> None:
         super().__init__(stream=stream)
+        self._unit = unit
         self._eta = Eta()
         self._had_beside = False
 
@@ -130,7 +131,7 @@ class ProgressLine(Line):
             return
         now_s = time.monotonic()
         remaining_s = self._eta.remaining_s(left, now_s=now_s, waiting=waiting)
-        text = f"{counted(left, 'ledger')} left"
+        text = f"{counted(left, self._unit)} left"
         if remaining_s is not None:
             text += f", {duration_text(remaining_s)} to go"
         if beside:

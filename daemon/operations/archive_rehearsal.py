@@ -21,7 +21,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.processes import KILL_TIMEOUT_S, wait_until
 from daemon.local.servers import ZOOKEEPER_HEAP_MIB, Servers, is_zookeeper_ready
 from daemon.local.spec import ClusterSpec
-from daemon.operations.archive_restore import OnProgress, Rehearsed, restore_cluster
+from daemon.operations.archive_restore import OnLeft, Rehearsed, restore_cluster
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
 from ledgers.manager import LedgerManager
@@ -32,12 +32,9 @@ LEDGERS_A_MIB: Final = 1_000
 """Ledgers that ZooKeeper can keep in a MiB of its heap."""
 
 
-def rehearse(
-    archive: Archive, *, tell: Callable[[str], None], on_progress: OnProgress
-) -> Rehearsed:
-    """Restore the newest point, and compare. It blocks. ``on_progress``: called with the ledgers
-    that are written, and all. Raises SettingsError without Java, CorruptionError, UnavailableError
-    if ZooKeeper does not start."""
+def rehearse(archive: Archive, *, tell: Callable[[str], None], on_left: OnLeft) -> Rehearsed:
+    """Restore the newest point, and compare. It blocks. Raises SettingsError without Java,
+    CorruptionError, UnavailableError if ZooKeeper does not start."""
     plan = plan_restore(archive, archive.point(is_exact=False))
     heap_mib = ZOOKEEPER_HEAP_MIB + plan.ledger_count // LEDGERS_A_MIB
     jars.fetch(on_progress=lambda done, total: tell(f"downloading jar {done + 1} of {total}, once"))
@@ -49,7 +46,7 @@ def rehearse(
 
     async def restore() -> Rehearsed:
         began_s = time.monotonic()
-        await restore_cluster(settings, archive, plan, on_progress=on_progress)
+        await restore_cluster(settings, archive, plan, on_left=on_left)
         duration_s = round(time.monotonic() - began_s, 1)
         async with open_store(settings) as store:
             return Rehearsed(
@@ -72,9 +69,9 @@ def rehearse(
 async def compare_all(store: MetadataStore, archive: Archive, plan: RestorePlan) -> list[str]:
     """Return the ledgers, cookies and other znodes for bookies that are not in ZooKeeper byte for
     byte as in the archive. Raises CorruptionError, UnavailableError."""
-    root = plan.point.header.root
-    live = await live_ledgers(store, LedgerManager(store, root, plan.layout))
-    live += [record async for record in read_znodes(store, root)]
+    manager = LedgerManager(store, plan.point.header.root, plan.layout)
+    live = await live_ledgers(store, manager)
+    live += [record async for record in read_znodes(store, manager)]
     found = []
     for each in differences(archive.state(plan.point), live):
         if (ledger_id := ledger_id_of(each.key)) is not None:

@@ -29,7 +29,8 @@ from ledgers.errors import CorruptionError, NoNodeError, RejectedError, Settings
 from replication.by_hand import Tell, readable
 from replication.journal import JournalRecord
 
-OnProgress = Callable[[int, int], None]
+OnLeft = Callable[[int], None]
+"""Called with the number of files or ledgers that are left."""
 UNUSED_S = 20
 """A node that archives says so every 5 s."""
 CONNECT_S = 3.0
@@ -99,9 +100,9 @@ class Verified(Answer, frozen=True, kw_only=True):
     """null: none was asked for."""
 
 
-def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
-    """Read all files. It blocks. ``on_progress``: called with the files that were read, and the
-    number of all. Raises CorruptionError, and NoSuchPointError if there is no file."""
+def verify(archive: Archive, *, on_left: OnLeft) -> Verified:
+    """Read all files. It blocks. Raises CorruptionError, and NoSuchPointError if there is no
+    file."""
     archive.latest()
     if not (numbers := archive.numbers()):
         raise no_archive()
@@ -122,7 +123,7 @@ def verify(archive: Archive, *, on_progress: OnProgress) -> Verified:
                 if end and (end.generation, end.end) != (header.generation, header.begin):
                     gaps.append(end.time_ms)
                 end = header
-            on_progress(header.number - numbers[0] + 1, len(numbers))
+            on_left(numbers[-1] - header.number)
     except CorruptionError as error:
         raise CorruptionError(
             f"{error.args[0]}. Other states may be whole: bookmender archive restore plan --at "
@@ -245,12 +246,11 @@ async def restore_cluster(
     clone: Clone | None = None,
     asks_bookies: bool = True,
     only_check: bool = False,
-    on_progress: OnProgress = lambda done, total: None,
+    on_left: OnLeft = lambda left: None,
 ) -> bool:
     """Restore the metadata into the ZooKeeper of the settings. ``asks_bookies``: refuse while a
     bookie of the archive accepts connections. ``only_check``: only raise what stands against it.
-    ``on_progress``: called with the ledgers that are written, and all. Return True if an earlier
-    restore was interrupted. Raises what ``Restore.run`` raises."""
+    Return True if an earlier restore was interrupted. Raises what ``Restore.run`` raises."""
     if asks_bookies and clone is None and (running := await running_bookies(plan)):
         raise RestoreRefusedError(
             f"{counted(len(running), 'bookie')} of the archive accepted a connection, such as "
@@ -268,7 +268,7 @@ async def restore_cluster(
             plan=plan,
             clock=SystemClock(),
             clone=clone,
-            on_progress=lambda count: on_progress(count, plan.ledger_count),
+            on_progress=lambda count: on_left(plan.ledger_count - count),
         )
         return await (restore.check() if only_check else restore.run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -22,12 +23,18 @@ from archive.archiver import (
     FeedDisabledError,
 )
 from archive.format import (
+    FILES_OF_PACK,
+    PACK_BYTES_MAX,
     FileKind,
+    Header,
+    Record,
     block_of,
     decode_header,
     decode_records,
     encode_file,
+    encode_pack,
     file_name,
+    files_of,
     numbers_of,
     pack_name,
 )
@@ -462,6 +469,38 @@ def test_large_files_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario())
 
 
+def test_a_pack_takes_little_more_memory_than_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest pack is written while a node repairs ledgers."""
+    monkeypatch.undo()
+    place, random = MemoryPlace(), Random(1)
+    size_bytes = PACK_BYTES_MAX // FILES_OF_PACK
+    header = Header(
+        kind=FileKind.PAGE, number=1, previous="", generation=1, begin=0, end=1, time_ms=0
+    )
+    files = [
+        encode_file(
+            msgspec.structs.replace(header, number=number),
+            [Record(b"key", 1, random.randbytes(size_bytes))],
+        )
+        for number in files_of(0)
+    ]
+
+    tracemalloc.start()
+    try:
+        place.files[pack_name(0)] = encode_pack(header, files)
+        _, write_bytes_max = tracemalloc.get_traced_memory()
+        files.clear()
+        tracemalloc.reset_peak()
+        before_bytes, _ = tracemalloc.get_traced_memory()
+        assert Archive(place).file(FILES_OF_PACK).header.number == FILES_OF_PACK
+        _, read_bytes_max = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert write_bytes_max < 1.5 * PACK_BYTES_MAX
+    assert read_bytes_max - before_bytes < 1.5 * PACK_BYTES_MAX
+
+
 def test_a_file_beside_its_pack_does_not_count() -> None:
     """Two can leave one: an archiver that is killed, and one that was suspended for long."""
 
@@ -564,7 +603,7 @@ def test_a_damaged_file_is_named(damage: str, is_packed: bool) -> None:
         DAMAGE[damage](cluster.place.files, name)
 
         with pytest.raises(CorruptionError) as caught:
-            verify(Archive(cluster.place), on_progress=lambda done, count: None)
+            verify(Archive(cluster.place), on_left=lambda left: None)
         assert name in str(caught.value.context)
 
     run(scenario())

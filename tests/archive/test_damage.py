@@ -24,7 +24,7 @@ from tests.checkpoints.feed_cluster import BOOKIES
 from tests.virtual_time import run
 
 
-def nothing(done: int, count: int) -> None:
+def nothing(left: int) -> None:
     pass
 
 
@@ -84,7 +84,7 @@ def test_a_damaged_base_is_replaced_by_an_earlier_one() -> None:
 
 def test_an_empty_place_is_no_archive() -> None:
     with pytest.raises(NoSuchPointError):
-        verify(Archive(MemoryPlace()), on_progress=nothing)
+        verify(Archive(MemoryPlace()), on_left=nothing)
 
 
 def test_an_archive_whose_files_were_deleted_is_damaged() -> None:
@@ -94,7 +94,7 @@ def test_an_archive_whose_files_were_deleted_is_damaged() -> None:
             del cluster.place.files[name]
 
         with pytest.raises(CorruptionError):
-            verify(Archive(cluster.place), on_progress=nothing)
+            verify(Archive(cluster.place), on_left=nothing)
 
     run(scenario())
 
