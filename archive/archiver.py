@@ -74,6 +74,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.manager import LedgerManager
+from ledgers.registration import read_instance_id
 from ledgers.store import MetadataStore
 from ledgers.tasks import in_daemon_thread
 from replication.znodes import ClusterPaths
@@ -172,6 +173,8 @@ class Archiver:
     denied_count: int = field(default=0, init=False)
     """Changes that are not archived, because an ACL hides the ledger or its directory."""
     _writer: str = field(default_factory=lambda: uuid4().hex, init=False)
+    _cluster: str = field(default="", init=False)
+    """The instance id; empty if the cluster has none."""
     _sha256: str = field(default="", init=False)
     """SHA-256 of the last file, hexadecimal."""
     _is_exact: bool = field(default=True, init=False)
@@ -203,9 +206,10 @@ class Archiver:
         )
 
     async def run(self) -> None:
-        """Archive until cancelled. Raises TakenError if another writer is active,
-        FeedDisabledError, UnavailableError, SessionLostError, and CorruptionError, also if files
-        are missing."""
+        """Archive until cancelled. Raises TakenError if another writer is active, RejectedError if
+        the archive is of another cluster, FeedDisabledError, UnavailableError, SessionLostError,
+        and CorruptionError, also if files are missing."""
+        self._cluster = await read_instance_id(self.store, self.manager.root) or ""
         await self.in_thread(self._resume)
         try:
             while True:
@@ -228,6 +232,7 @@ class Archiver:
                 )
             self.place.prepare()
             return
+        self._archive.check_cluster(self._cluster)
         self.number, self._sha256 = head.header.number, head.sha256
         self._find_obsolete(expires=False)
         try:
@@ -507,6 +512,7 @@ class Archiver:
             since_base=self._since_base,
             log=end.log,
             root=self.manager.root,
+            cluster=self._cluster,
             writer=self._writer,
         )
 

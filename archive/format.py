@@ -97,8 +97,8 @@ class Header(Struct, frozen=True, kw_only=True):
     of the first page. ``total_count``: of a base, the records of its pages. ``base``: the number of
     the newest base before this file; 0 for none. ``since_base``: records of segments since then.
     ``log``: the ledger of the feed's log that has the checkpoint ``end``. ``root``: the path of the
-    ledgers root. Of a pack, only two count: ``number``, which is that of its first file, and
-    ``sizes``, the bytes of each of its files.
+    ledgers root. ``cluster``: its instance id; empty if it has none. Of a pack, only two count:
+    ``number``, which is that of its first file, and ``sizes``, the bytes of each of its files.
     """
 
     format: int = FORMAT
@@ -117,6 +117,7 @@ class Header(Struct, frozen=True, kw_only=True):
     since_base: int = 0
     log: LogId | None = None
     root: str = "/ledgers"
+    cluster: str = ""
     writer: str = ""
     sizes: tuple[int, ...] = ()
 

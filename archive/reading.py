@@ -32,7 +32,7 @@ from archive.format import (
 )
 from archive.places import Place
 from checkpoints.model import CheckpointId, Key
-from ledgers.errors import BookmenderError, CorruptionError
+from ledgers.errors import BookmenderError, CorruptionError, RejectedError
 from ledgers.typed import decode_json
 
 READS_AT_ONCE: Final = 16
@@ -150,6 +150,16 @@ class Archive:
         """Return the last file; None if the archive is empty."""
         numbers = self.numbers()
         return self.file(numbers[-1]) if numbers else None
+
+    def check_cluster(self, instance_id: str) -> None:
+        """Raise RejectedError if the archive is of another cluster. A cluster without an instance
+        id may be any. Raises CorruptionError."""
+        head = self.head()
+        if head and instance_id and head.header.cluster not in ("", instance_id):
+            raise RejectedError(
+                f"the archive there is of another cluster, with the instance id "
+                f"{head.header.cluster}. Use another URL for this one"
+            )
 
     def latest(self) -> Confirmed | None:
         """Return what the archiver said last; None: nothing. Raises CorruptionError if that is

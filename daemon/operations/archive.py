@@ -16,12 +16,14 @@ from archive.order import (
     read_state,
 )
 from archive.places import open_place
+from archive.reading import Archive
 from checkpoints.chain import read_chain
 from daemon.admin_session import AdminSession, order_event
 from daemon.answers import Answer
 from daemon.words import printable
 from ledgers.clock import Clock
 from ledgers.errors import NoNodeError, RejectedError
+from ledgers.registration import read_instance_id
 
 BEHIND_S = 60.0
 """An archive is behind if it lacks changes that are older. For so long another node may need to
@@ -105,10 +107,11 @@ async def enable_archive(
     clock: Clock,
 ) -> ArchiveStatus:
     """Order the archive. ``includes``, ``retention_s``: None keeps the present value. Raises
-    SettingsError if the place cannot be used, RejectedError if the feed is off or another place is
-    in use."""
+    SettingsError if the place cannot be used, CorruptionError if what is there is damaged,
+    RejectedError if the feed is off, or another place or cluster is in use."""
     place = await asyncio.to_thread(open_place, url)
-    await asyncio.to_thread(place.names)
+    instance_id = await read_instance_id(cluster.store, cluster.root)
+    await asyncio.to_thread(Archive(place).check_cluster, instance_id or "")
     chain = (await read_chain(cluster.store, cluster.paths)).value
     if chain is None or not chain.is_enabled:
         raise RejectedError(

@@ -20,7 +20,7 @@ from ledgers.typed import decode_json
 from tests.archive.places import MemoryPlace
 from tests.archive.test_archiver import DAMAGE
 from tests.archive.test_restore import Lost, archived
-from tests.checkpoints.feed_cluster import BOOKIES
+from tests.checkpoints.feed_cluster import BOOKIES, ROOT
 from tests.virtual_time import run
 
 
@@ -138,5 +138,21 @@ def test_a_clone_with_wrong_bookies_is_refused(new: dict[str, str]) -> None:
 
         with pytest.raises(RestoreRefusedError, match="cannot be a bookie of the clone"):
             await lost.restore(clone=Clone(instance_id="cluster-2", bookies=bookies)).run()
+
+    run(scenario())
+
+
+def test_two_clusters_cannot_use_one_archive() -> None:
+    async def scenario() -> None:
+        first, second = await archived(), await archived()
+        await second.store.set(f"{ROOT}/INSTANCEID", b"cluster-2", version=-1)
+        second.place = first.place
+        before = dict(first.place.files)
+
+        with pytest.raises(RejectedError, match="another cluster"):
+            async with second.leader(), second.archiver():
+                await second.clock.sleep(60)
+
+        assert second.place.files == before
 
     run(scenario())
