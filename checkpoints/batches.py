@@ -99,8 +99,7 @@ def batch_between(start: Offset, end: Offset, *, may_lose: bool, chain: FeedChai
         if not may_lose:
             raise ChangesLostError(
                 "the change feed was disabled and enabled again, and what changed between is not "
-                "known. Compare your state with all ledgers, and go on with another checkpoint "
-                "location, or with failOnDataLoss=false",
+                "known",
                 before=start.generation,
                 after=end.generation,
             )
@@ -229,17 +228,14 @@ class BatchReader:
 def _restored(begin: CheckpointId) -> ChangesLostError:
     return ChangesLostError(
         "the change feed does not have the checkpoint that was read last, as after a restore of "
-        "ZooKeeper from a backup. Compare your state with all ledgers, and go on with another "
-        "checkpoint location, or with failOnDataLoss=false",
+        "ZooKeeper from a backup",
         checkpoint=begin,
     )
 
 
 def _lost(batch: Batch, to_id: CheckpointId) -> ChangesLostError:
     return ChangesLostError(
-        "the change feed keeps only later changes. Compare your state with all ledgers, and go on "
-        "with failOnDataLoss=false or another checkpoint location. To keep more, enable the feed "
-        "with a longer retention",
+        "the change feed keeps only later changes. To keep more, enable it with a longer retention",
         from_id=batch.begin,
         to_id=to_id,
     )

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,7 @@ from auditor.fsck.executor import read_session
 from checkpoints.batches import (
     Batch,
     BatchReader,
+    ChangesLostError,
     LedgerChange,
     Offset,
     batch_between,
@@ -191,7 +192,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return one partition: only then is each ledger once in the batch."""
         begin, stop = Offset.parse(start), Offset.parse(end)
         may_lose, chain = self._options.may_lose, self._call(_chain)
-        batch = batch_between(begin, stop, may_lose=may_lose, chain=chain)
+        with advising():
+            batch = batch_between(begin, stop, may_lose=may_lose, chain=chain)
         return [InputPartition(batch)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -278,8 +280,22 @@ async def _changes(options: StreamOptions, batch: Batch) -> AsyncIterator[list[L
                 clock=clock,
             )
             async with aclosing(reader.read(batch, may_lose=options.may_lose)) as found:
-                async for some in found:
-                    yield some
+                with advising():
+                    async for some in found:
+                        yield some
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """Add to the error what the owner of a query can do when the feed lacks changes."""
+    try:
+        yield
+    except ChangesLostError as error:
+        raise ChangesLostError(
+            f"{error.args[0]}. Compare your state with all ledgers, and go on with another "
+            "checkpoint location, or with failOnDataLoss=false",
+            **error.context,
+        ) from error
 
 
 def to_batch(changes: Sequence[LedgerChange]) -> pa.RecordBatch:

@@ -131,7 +131,8 @@ class ObjectSource:
             changes, self._end = await self._read_since(self._end)
             _apply(changes, self._versions)
         except _GAPS as gap:
-            log.warning("objects.read_again", reason=str(gap))
+            if self._end.parent:  # else nothing was published before
+                log.warning("objects.read_again", reason=str(gap))
             before = self._versions
             self._versions, self._end = await self._read_all()
             now = self._versions

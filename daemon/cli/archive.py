@@ -236,7 +236,7 @@ def status(config: Path | None, output: str) -> None:
     now_ms = SystemClock().wall_ms()
     found = run_in_session(config, lambda cluster: read_archive(cluster, now_ms=now_ms))
     echo(output, found, "\n".join(_status_lines(found)))
-    sys.exit(0 if found.is_enabled and not found.obstacle else EXIT_FAILED)
+    sys.exit(0 if found.node and not found.obstacle else EXIT_FAILED)
 
 
 def _status_lines(found: ArchiveStatus) -> list[str]:

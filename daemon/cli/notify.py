@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace as replace_settings
 from pathlib import Path
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 from daemon.admin_session import admin_session
 from daemon.answers import Answer
 from daemon.cli.feed_follow import printing, running, watch_reader
-from daemon.cli.main import CommandGroup, config_option, output_option
+from daemon.cli.main import EXIT_UNKNOWN, CommandGroup, config_option, output_option
 from daemon.cli.output import echo, table
 from daemon.cli.session import run_in_session, settings_for_command
 from daemon.http.access import read_token
@@ -40,8 +41,20 @@ from notifications.client import (
 from notifications.discovery import ClientRecord, ServerRecord, read_servers
 from notifications.protocol import check_key
 
+
+def _checked_urls(ctx: click.Context, param: click.Parameter, urls: Sequence[str]) -> Sequence[str]:
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise click.BadParameter(f"{url!r} is no URL, such as http://HOST:7319")
+    return urls
+
+
 server_option = click.option(
-    "--server", "servers", multiple=True, help="URL of a server; else all that ZooKeeper lists."
+    "--server",
+    "servers",
+    multiple=True,
+    callback=_checked_urls,
+    help="URL of a server; else all that ZooKeeper lists.",
 )
 token_option = click.option(
     "--token-file", type=click.Path(dir_okay=False), default="", help="Token that servers want."
@@ -247,6 +260,8 @@ class NotifyClients(Answer, frozen=True, kw_only=True):
     """The connected clients of all servers."""
 
     clients: list[ClientRecord]
+    unreachable: list[str]
+    """URLs of servers that do not answer. Their clients are not listed."""
 
 
 @notify.command()
@@ -257,11 +272,17 @@ class NotifyClients(Answer, frozen=True, kw_only=True):
 def clients(servers: Sequence[str], token_file: str, config: Path | None, output: str) -> None:
     """List the connected clients of all servers."""
 
+    unreachable: list[str] = []
+
     async def act() -> list[ClientRecord]:
         found = []
         for url in await _urls(servers, config):
-            rows = _clients.decode(await _ask("GET", f"{url}/v1/clients", token_file))
-            found += [replace(row, server=url) for row in rows]
+            try:
+                rows = _clients.decode(await _ask("GET", f"{url}/v1/clients", token_file))
+            except UnavailableError:  # a dead server is listed until its session ends
+                unreachable.append(url)
+            else:
+                found += [replace(row, server=url) for row in rows]
         return found
 
     found = asyncio.run(act())
@@ -274,8 +295,10 @@ def clients(servers: Sequence[str], token_file: str, config: Path | None, output
         }
         for row in found
     ]
-    text = "\n".join(table(rows)) or "No client is connected."
-    echo(output, NotifyClients(clients=found), text)
+    lines = table(rows) or ["No client is connected."]
+    lines += [f"{printable(url)} does not answer." for url in unreachable]
+    echo(output, NotifyClients(clients=found, unreachable=unreachable), "\n".join(lines))
+    sys.exit(EXIT_UNKNOWN if unreachable else 0)
 
 
 _clients = msgspec.json.Decoder(list[ClientRecord])

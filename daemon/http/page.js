@@ -353,7 +353,8 @@ function drawRepair(status) {
 
 // What a tile shows: its letter, so that it is not told by its colour alone, and the word.
 const KINDS = {
-  writable: ["", "writable"], drain: ["D", "draining"], "read-only": ["R", "read-only"], maintenance: ["M", "in maintenance"],
+  writable: ["", "writable"], drain: ["D", "draining"], drained: ["D", "drained"],
+  "read-only": ["R", "read-only"], maintenance: ["M", "in maintenance"],
   absent: ["A", "absent"], reformatted: ["F", "reformatted"], lost: ["L", "lost"],
 };
 const MISSING = ["absent", "reformatted", "lost"];
@@ -362,7 +363,9 @@ let tiles = new Map(), inTabOrder = null; // by id, what a tile shows; and the o
 function kindOf(bookie, status) {
   if (bookie.state === "lost") return "lost";
   if (status.bookies.reformatted.includes(bookie.bookie_id)) return "reformatted";
-  return bookie.maintenance ? "maintenance" : bookie.drain && bookie.state !== "absent" ? "drain" : bookie.state;
+  if (bookie.maintenance) return "maintenance";
+  if (bookie.drain && bookie.state !== "absent") return bookie.drain.is_drained ? "drained" : "drain";
+  return bookie.state;
 }
 
 function detailsOf({ state, since_ms: since, lost_ms: lost, rack, ledgers_left: left, disk_space: space, drain, maintenance }) {

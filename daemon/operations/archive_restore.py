@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from archive.format import LATEST, FileKind, Header, Record
 from archive.order import read_order
@@ -13,7 +14,13 @@ from archive.places import Place
 from archive.reading import Archive, Point, no_archive
 from archive.restore import Clone, Restore, RestorePlan, RestoreRefusedError, differences
 from checkpoints.model import ledger_id_of
-from daemon.admin_session import admin_session, order_event, writing_session
+from daemon.admin_session import (
+    admin_session,
+    note_order,
+    operator,
+    order_event,
+    writing_session,
+)
 from daemon.answers import Answer
 from daemon.operations.restore import (
     Restored,
@@ -28,9 +35,12 @@ from ledgers.clock import SystemClock
 from ledgers.errors import CorruptionError, NoNodeError, RejectedError, SettingsError
 from replication.by_hand import Tell, readable
 from replication.journal import JournalRecord
+from replication.znodes import ClusterPaths
 
 OnLeft = Callable[[int], None]
 """Called with the number of files or ledgers that are left."""
+ORDER_CLUSTER, ORDER_LEDGER = "archive restore cluster", "archive restore ledger"
+"""Names of orders in the history."""
 UNUSED_S = 20
 """A node that archives says so every 5 s."""
 CONNECT_S = 3.0
@@ -270,7 +280,13 @@ async def restore_cluster(
             clone=clone,
             on_progress=lambda count: on_left(plan.ledger_count - count),
         )
-        return await (restore.check() if only_check else restore.run())
+        if only_check:
+            return await restore.check()
+        had_begun = await restore.run()
+        at = datetime.fromtimestamp(plan.until_ms / 1000, UTC)
+        event = order_event(ORDER_CLUSTER, reason=f"as of {at:%Y-%m-%d %H:%M:%S} UTC")
+        await note_order(store, ClusterPaths.below(root), event, by=operator())
+        return had_begun
 
 
 async def running_bookies(plan: RestorePlan) -> list[str]:
@@ -309,7 +325,10 @@ async def restore_one(
     found = (record.data for record in records if record.ledger_id == ledger_id)
     archived = await asyncio.to_thread(lambda: next(found, None))
     if archived is None:
-        raise RejectedError(f"ledger {ledger_id} did not exist then")
+        raise RejectedError(
+            f"ledger {ledger_id} did not exist at that moment of the archive. Choose another one: "
+            "--at MOMENT"
+        )
     async with writing_session(settings) as ours:
         store, path = ours.cluster.store, ours.manager.path(ledger_id)
         try:
@@ -318,7 +337,7 @@ async def restore_one(
             result = "the ledger does not exist now. --yes creates it"
             if acts:
                 await store.create(path, archived, with_parents=True)
-                await ours.cluster.note_order(order_event("archive restore ledger"), [ledger_id])
+                await ours.cluster.note_order(order_event(ORDER_LEDGER), [ledger_id])
                 result = f"created. Check its copies: bookmender repair {ledger_id}"
             return Restored(
                 ledger_id=ledger_id,
@@ -336,5 +355,7 @@ async def restore_one(
             cluster=ours.cluster_id,
         )
     if acts:
-        return await restore_ledger(settings, record, is_forced=is_forced, tell=tell)
+        return await restore_ledger(
+            settings, record, is_forced=is_forced, tell=tell, name=ORDER_LEDGER
+        )
     return await look_before_restoring(settings, record, tell=tell)

@@ -101,10 +101,15 @@ async def look_before_restoring(
 
 
 async def restore_ledger(
-    settings: Settings, record: JournalRecord, *, is_forced: bool, tell: Tell
+    settings: Settings,
+    record: JournalRecord,
+    *,
+    is_forced: bool,
+    tell: Tell,
+    name: str = "ledger restore",
 ) -> Restored:
-    """Undo the write. Raises RestoreRefusedError if there are doubts and it is not forced, and
-    SettingsError if nothing can be recorded."""
+    """Undo the write. ``name``: of the order, for the history. Raises RestoreRefusedError if there
+    are doubts and it is not forced, and SettingsError if nothing can be recorded."""
     ledger_id = record.ledger_id
     async with (
         writing_session(settings) as ours,
@@ -120,7 +125,7 @@ async def restore_ledger(
                 raise
             texts = [_doubt_text(ledger_id, doubt) for doubt in error.doubts]
             raise RestoreRefusedError("; ".join(texts), ledger_id=ledger_id) from error
-        await cluster.note_order(order_event("ledger restore"), [ledger_id])
+        await cluster.note_order(order_event(name), [ledger_id])
         # The metadata is restored. If this order fails, a node tries the ledger later.
         with suppress(UnavailableError, SessionLostError, LockLostError, RejectedError):
             await order_retries([ledger_id], cluster.store, cluster.paths, SystemClock())
