@@ -301,4 +301,4 @@ async def test_a_copied_command_is_told(tab: Tab, scene: Scene) -> None:
     button = "document.querySelector('[data-code=SAFETY_HOLD] .command button')"
     told = "[document.querySelector('#spoken').textContent, 'done' in button.dataset]"
     script = f"(async (button) => {{ await copy(button); draw(); return {told}; }})({button})"
-    assert await tab.value(script) == ["Copied: bookmender hold --end", True]
+    assert await tab.value(script) == ["Copied: bookmender hold --end --yes", True]
