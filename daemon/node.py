@@ -2,14 +2,13 @@
 in reverse order. SIGHUP reloads the settings."""
 
 import asyncio
-import ctypes
 import gc
 import os
 import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from functools import partial
 
 import structlog
@@ -48,9 +47,6 @@ look at each possible file. The connections to a thousand bookies need a tenth."
 YOUNG_OBJECTS_MAX = 100_000
 """Number of new objects after which the garbage collector looks for cycles. Python's default of 700
 is less than the ledgers under repair need at any moment."""
-LARGE_BUFFER_BYTES = 1024 * 1024
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Options of glibc's mallopt (malloc.h)."""
 
 
 def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> int:
@@ -112,7 +108,6 @@ def _run(
         replication=settings.replication.enabled,
     )
     _spare_the_collector()
-    _return_large_buffers()
     _start([*http, *threads])
     loop.run()
     for server in http:  # the services do not wait for it: they hold locks, and it holds none
@@ -154,19 +149,6 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX)
-
-
-def _return_large_buffers() -> None:
-    """Make glibc return large buffers to the system when they are freed.
-
-    By default it keeps later buffers of the size of the largest one that was freed, and smaller
-    objects split what it keeps. A node that wrote a base of 1,000,000 ledgers kept 40 MB so. Other
-    C libraries have no such call.
-    """
-    with suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, LARGE_BUFFER_BYTES)
-        mallopt(M_TRIM_THRESHOLD, LARGE_BUFFER_BYTES)
 
 
 def _start(roles: Sequence[ServiceThread]) -> None:

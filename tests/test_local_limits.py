@@ -1,10 +1,8 @@
 """A process without a file or a thread says so. It blames no bookie, no name and no ZooKeeper."""
 
 import asyncio
-import ctypes
 import os
 import resource
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -175,30 +173,6 @@ def test_a_node_raises_its_soft_limit(
     node._raise_file_limit()
 
     assert wanted == ([] if expected is None else [(expected, hard)])
-
-
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33, which counts its buffers"
-)
-def test_a_node_returns_a_large_buffer_although_a_larger_one_was_freed() -> None:
-    program = """
-import ctypes
-from daemon import node
-
-class Info(ctypes.Structure):
-    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
-
-mallinfo = ctypes.CDLL(None).mallinfo2
-mallinfo.restype = Info
-node._return_large_buffers()
-larger = bytes(8 << 20)
-del larger
-before_bytes = mallinfo().hblkhd  # buffers that are returned when they are freed
-large = bytes(4 << 20)
-print(mallinfo().hblkhd - before_bytes >= len(large))
-"""
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True\n"
 
 
 def test_a_session_ends_without_a_thread_for_its_end(
