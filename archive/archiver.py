@@ -17,10 +17,11 @@ feed began, or the archive paused for longer than the retention of the feed. Ear
 
 from __future__ import annotations
 
+import ctypes
 import math
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -562,6 +563,8 @@ class Archiver:
                 self._obsolete[:0] = map(file_name, reversed(numbers))
         except CorruptionError as error:  # retention has deleted a part, or ``verify`` says it
             log.warning("archive.not_packed", reason=str(error))
+        data = None
+        await self.in_thread(_return_memory)
 
     def _check_files(self) -> None:
         """Raise CorruptionError if the last file is missing, or the first or last one of the newest
@@ -593,6 +596,14 @@ class Archiver:
         for _ in range(min(DELETED_A_ROUND, len(self._obsolete))):
             self.place.delete(self._obsolete[-1])
             self._obsolete.pop()
+
+
+def _return_memory() -> None:
+    """Return free memory to the system. glibc keeps buffers as large as the largest one that was
+    freed, so a node kept 40 MB after a base of 1,000,000 ledgers. Other C libraries have no such
+    call."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _missing(message: str, **context: object) -> CorruptionError:
