@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ledgers.errors import UnavailableError
 
@@ -52,7 +53,7 @@ class Child:
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._process = _SPAWNER.submit(
-                subprocess.Popen[bytes],
+                _spawn,
                 [*(launcher if is_bound else ()), *command],
                 stdin=subprocess.PIPE if is_bound else subprocess.DEVNULL,
                 stdout=output,
@@ -147,6 +148,16 @@ class Found(Child):
                 return False
             time.sleep(POLL_S)  # it is no child, so its end cannot be awaited
         return True
+
+
+def _spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that ``find`` finds at once: Popen returns a moment before the process has
+    its arguments."""
+    process = subprocess.Popen[bytes](command, **options)
+    arguments = PROC / f"{process.pid}" / "cmdline"
+    while arguments.exists() and process.poll() is None and not arguments.read_bytes():
+        time.sleep(POLL_S)
+    return process
 
 
 def await_spawns() -> None:
