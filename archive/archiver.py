@@ -600,8 +600,7 @@ class Archiver:
 
 def _return_memory() -> None:
     """Return free memory to the system. glibc keeps buffers as large as the largest one that was
-    freed, so a node kept 40 MB after a base of 1,000,000 ledgers. Other C libraries have no such
-    call."""
+    freed, so a node kept 40 MB after some packs. Other C libraries have no such call."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -202,16 +202,6 @@ class Archive:
                 yield header
             number = header.base
 
-    def newest(self) -> Point:
-        """Return the last point, whose state may have later versions of some ledgers. Raises
-        NoSuchPointError, and CorruptionError if anything after it is missing or damaged."""
-        point = self.point(is_exact=False)
-        try:
-            self.latest()
-        except CorruptionError as error:
-            raise _damaged_after(point.header, error) from error
-        return point
-
     def point(
         self,
         *,
@@ -222,7 +212,8 @@ class Archive:
         """Return the last point that is not after this time or checkpoint; without both, the last.
 
         ``is_exact``: only points whose state has no later version of a ledger. Raises
-        NoSuchPointError, CorruptionError.
+        NoSuchPointError, and CorruptionError if files before the wanted moment are missing or
+        damaged.
         """
 
         def is_wanted(header: Header) -> bool:
@@ -252,6 +243,9 @@ class Archive:
                         found = header if header.is_exact or not is_exact else found
                     if end == checkpoint:
                         break
+                else:
+                    if end != checkpoint:
+                        self.latest()  # later files may be missing
             except CorruptionError as error:
                 raise _damaged_after(found, error) from error
             return Point(base=base, header=found)

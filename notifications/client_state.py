@@ -35,9 +35,9 @@ from notifications.protocol import (
 
 STALE_S: Final = 30.0
 """After so long without news of the sources, what the application knows may be out of date."""
-WELCOME_S: Final = 12.0
-"""A server welcomes within so long. A later welcome says too little about its clock: frames would
-look so old that the application stays stale."""
+LATE_S: Final = 5.0
+"""A frame that seems to be this late may be so, or the server's clock was measured badly. Then the
+clock is measured again."""
 
 
 class Stale(Struct, frozen=True):
@@ -105,10 +105,14 @@ class ClientState:
         self._pending: dict[int, set[Key]] = {}
         """Registrations that were sent and not answered, by n."""
         self._said_s = now_s
+        self._asked_s: dict[int, float] = {}
+        """When registrations were sent that are not answered, by n."""
         self._ahead_s = 0.0
-        """By how much this clock is ahead of the server's; the true value may be larger."""
+        """By how much this clock is ahead of the server's, at least."""
+        self._is_late = False
+        """The last complete answer seemed to be late."""
         self._fresh_s = now_s
-        """Up to this moment all changes were told."""
+        """Up to this moment all changes were told, as far as the server knew them."""
         self._is_stale = False
 
     # --- The application --------------------------------------------------------------------------
@@ -187,18 +191,15 @@ class ClientState:
                 self._feed, self._positions = resume.feed, resume.positions
                 self._confirmed = set(self._wanted)
         self._is_welcome, self._n, self._whole_n = False, 0, 0
-        self._pending, self._said_s = {}, now_s
+        self._pending, self._asked_s, self._is_late, self._said_s = {}, {}, False, now_s
         resume = None if self._feed is None else ResumePoint(self._feed, self._positions)
         return Hello(
             client=self._client, name=self._name, resume=None if resume is None else str(resume)
         )
 
     def receive(self, frame: ServerFrame, now_s: float) -> None:
-        """Raises TimeoutError if the connection must begin again."""
         match frame:
             case Welcome():
-                if now_s - self._said_s > WELCOME_S:
-                    raise TimeoutError("the welcome came late")
                 if frame.resync:
                     self._forget_told()
                 self._is_welcome, self._feed = True, frame.feed
@@ -206,7 +207,7 @@ class ClientState:
                 self._ahead_s = self._said_s - frame.sent_ms / 1000
                 self._unsent = {}
             case Changes():
-                self._take(frame)
+                self._take(frame, now_s)
             case Refused():
                 for key in frame.keys:
                     self.unregister(key)
@@ -235,12 +236,14 @@ class ClientState:
             keys = list(self._wanted)
             for first in range(0, max(1, len(keys)), KEYS_A_REGISTER):
                 part = keys[first : first + KEYS_A_REGISTER]
-                frames.append(self._registering(part, is_all=first == 0))
+                frames.append(self._registering(part, now_s, is_all=first == 0))
             self._whole_n = self._n
         elif self._unsent:
             keys, self._unsent = list(self._unsent), {}
             for first in range(0, len(keys), KEYS_A_REGISTER):
-                frames.append(self._registering(keys[first : first + KEYS_A_REGISTER]))
+                frames.append(self._registering(keys[first : first + KEYS_A_REGISTER], now_s))
+        elif self._is_late and not self._pending and now_s - self._said_s >= LATE_S:
+            frames.append(self._registering([], now_s))  # its answer tells the server's clock
         if not frames and now_s - self._said_s >= CLIENT_BEAT_S:
             # Before the answer, the client does not know what the server refuses.
             n = -1 if self._pending else self._n
@@ -249,9 +252,10 @@ class ClientState:
             self._said_s = now_s
         return frames
 
-    def _registering(self, keys: list[Key], *, is_all: bool = False) -> Register:
+    def _registering(self, keys: list[Key], now_s: float, *, is_all: bool = False) -> Register:
         """Return the frame that tells the server which of these keys are wanted."""
         self._n += 1
+        self._asked_s[self._n] = now_s
         add = [(key, self._known(key)) for key in keys if key in self._wanted]
         self._pending[self._n] = {key for key, _ in add}
         remove = [key for key in keys if key not in self._wanted]
@@ -262,7 +266,7 @@ class ClientState:
         known = max(self._wanted[key], self._told.get(key, 0))
         return max(known, self._positions.get(key[:1], 0)) if key in self._confirmed else known
 
-    def _take(self, frame: Changes) -> None:
+    def _take(self, frame: Changes, now_s: float) -> None:
         for change in frame.changes:
             key, version = change.key, change.version
             if key not in self._wanted:
@@ -281,9 +285,16 @@ class ClientState:
             self._positions[kind] = max(self._positions.get(kind, 0), position)
         for n in [n for n in self._pending if n <= frame.n]:
             self._confirmed |= self._pending.pop(n)
-        # The frame may have waited in the network: what counts is when it was made.
-        heard_s = (frame.sent_ms - frame.age_ms) / 1000 + self._ahead_s
-        self._fresh_s = max(self._fresh_s, heard_s)
+        self._note_fresh(frame, frame.n, now_s)
+
+    def _note_fresh(self, frame: Changes, n: int, now_s: float) -> None:
+        """Note up to when a complete answer told everything. It may have waited in the network, so
+        what counts is when the server made it: after it had read the registrations up to n."""
+        for asked_s in [self._asked_s.pop(each) for each in list(self._asked_s) if each <= n]:
+            self._ahead_s = max(self._ahead_s, asked_s - frame.sent_ms / 1000)
+        made_s = min(now_s, frame.sent_ms / 1000 + self._ahead_s)  # a paused clock may have lagged
+        self._is_late = now_s - made_s > LATE_S
+        self._fresh_s = max(self._fresh_s, made_s - frame.age_ms / 1000)
 
     def _forget_told(self) -> None:
         """What was told has no meaning in another feed: the servers tell everything again."""

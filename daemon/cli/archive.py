@@ -46,6 +46,7 @@ from daemon.operations.archive_restore import (
     ArchiveDifference,
     ArchivePoint,
     RestoreSummary,
+    check_bookies,
     check_unused,
     compare,
     forget,
@@ -76,9 +77,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> FindPoint:
         if value == NEWEST:
-            return Archive.newest
+            return partial(Archive.point, is_exact=False)
         if re.fullmatch("0x[0-9a-f]{1,16}", value):
-            return partial(Archive.point, checkpoint=int(value, 16))
+            return partial(Archive.point, checkpoint=int(value, 16), is_exact=False)
         try:
             return partial(Archive.point, time_ms=_time_ms(value))
         except ValueError:
@@ -245,7 +246,7 @@ def _status_lines(found: ArchiveStatus) -> list[str]:
     by = f"by {printable(found.node)}" if found.node else "by no node"
     lines = [f"The metadata is archived to {printable(found.url)} {by}."]
     if found.archived_ms is None:
-        lines.append("Nothing new can be restored yet: a base is not complete.")
+        lines.append("Nothing new can be restored until the first base is complete.")
     else:
         lag = duration_text(found.lag_s or 0)
         lines.append(f"It has everything up to {_time(found.archived_ms)}, {lag} ago.")
@@ -423,22 +424,26 @@ def _restore(
     *,
     acts: bool,
     clone: Clone | None = None,
-    asks_bookies: bool = True,
+    asks_bookies: bool = False,
 ) -> None:
     settings, opened = _open(config, url)
     plan = plan_restore(opened, at(opened))
     found = RestoreSummary.of(plan, clone)
-    act = partial(restore_cluster, settings, opened, plan, clone=clone, asks_bookies=asks_bookies)
+    act = partial(restore_cluster, settings, opened, plan, clone=clone)
     if not acts:
         try:
+            if asks_bookies:
+                found = replace(found, unasked=tuple(asyncio.run(check_bookies(plan))))
             found = replace(found, has_begun=asyncio.run(act(only_check=True)))
         except RestoreRefusedError as error:
             found = replace(found, obstacle=str(error))
         echo(output, found, "\n".join(_plan_lines(found)))
         sys.exit(EXIT_FAILED if found.obstacle else 0)
+    if asks_bookies:
+        found = replace(found, unasked=tuple(asyncio.run(check_bookies(plan))))
     try:
         with ProgressLine() as line:
-            asyncio.run(act(on_left=line.show))
+            found = replace(found, has_begun=asyncio.run(act(on_left=line.show)))
     except RestoreRefusedError:
         raise
     except (KeyboardInterrupt, BookmenderError):
@@ -465,6 +470,9 @@ def _plan_lines(found: RestoreSummary) -> list[str]:
     ]
     if not found.point.is_exact:
         lines.append("Some ledgers have metadata of a moment later.")
+    if found.unasked:
+        named = ", ".join(map(printable, found.unasked))
+        lines.append(f"Make sure that these bookies are stopped, which did not answer: {named}.")
     if found.obstacle:
         return [*lines, f"It would be refused: {printable(found.obstacle)}."]
     if found.has_begun:

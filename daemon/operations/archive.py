@@ -110,8 +110,6 @@ async def enable_archive(
     SettingsError if the place cannot be used, CorruptionError if what is there is damaged,
     RejectedError if the feed is off, or another place or cluster is in use."""
     place = await asyncio.to_thread(open_place, url)
-    instance_id = await read_instance_id(cluster.store, cluster.root)
-    await asyncio.to_thread(Archive(place).check_cluster, instance_id or "")
     chain = (await read_chain(cluster.store, cluster.paths)).value
     if chain is None or not chain.is_enabled:
         raise RejectedError(
@@ -124,6 +122,9 @@ async def enable_archive(
             f"the archive is in {before.url}. To use another place, first: bookmender archive "
             "disable"
         )
+    if before is None:
+        instance_id = await read_instance_id(cluster.store, cluster.root)
+        await asyncio.to_thread(Archive(place).check_cluster, instance_id or "")
     order = replace(before or ArchiveOrder(url=url, since_ms=clock.wall_ms(), by=""), by=cluster.by)
     if includes is not None:
         order = replace(order, includes=includes)

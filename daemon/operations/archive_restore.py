@@ -32,7 +32,16 @@ from daemon.settings import Settings
 from daemon.words import counted
 from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
-from ledgers.errors import CorruptionError, NoNodeError, RejectedError, SettingsError
+from ledgers.codec.registration import Address
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NoNodeError,
+    RejectedError,
+    SettingsError,
+)
+from ledgers.host_names import connect
+from ledgers.model import BookieId
 from replication.by_hand import Tell, readable
 from replication.journal import JournalRecord
 from replication.znodes import ClusterPaths
@@ -42,8 +51,8 @@ OnLeft = Callable[[int], None]
 ORDER_CLUSTER, ORDER_LEDGER = "archive restore cluster", "archive restore ledger"
 """Names of orders in the history."""
 UNUSED_S = 20
-"""A node that archives says so every 5 s."""
-CONNECT_S = 3.0
+"""A node that archives notes a checkpoint that is 5 s old at most, as long as the leader works."""
+CONNECT_S = 5.0
 BOOKIE_HOST = re.compile(rb'^bookieHost: "([^"]+)"', re.MULTILINE)
 """The address in a cookie."""
 
@@ -136,8 +145,8 @@ def verify(archive: Archive, *, on_left: OnLeft) -> Verified:
             on_left(numbers[-1] - header.number)
     except CorruptionError as error:
         raise CorruptionError(
-            f"{error.args[0]}. Other states may be whole: bookmender archive restore plan --at "
-            "MOMENT. To have whole states from now on, archive to another URL",
+            f"{error.args[0]}. Other states may be whole: bookmender archive restore plan "
+            "--from URL --at MOMENT. To have whole states from now on, archive to another URL",
             **error.context,
         ) from error
     point = archive.point(is_exact=False) if any(archive.bases()) else None
@@ -194,8 +203,9 @@ def check_unused(place: Place, *, now_ms: int) -> None:
     """Raise RejectedError if a node archives to this place. It blocks."""
     archive, written_ms = Archive(place), 0
     with suppress(CorruptionError):
-        head, latest = archive.head(), archive.latest()
-        written_ms = max(head.header.time_ms if head else 0, latest.time_ms if latest else 0)
+        written_ms = head.header.time_ms if (head := archive.head()) else 0
+    with suppress(CorruptionError):
+        written_ms = max(written_ms, latest.time_ms if (latest := archive.latest()) else 0)
     if now_ms - written_ms < UNUSED_S * 1000:
         raise RejectedError(
             f"a node archives there: it wrote {max(0, now_ms - written_ms) / 1000:.0f} s ago. "
@@ -233,6 +243,8 @@ class RestoreSummary(Answer, frozen=True, kw_only=True):
     """A restore of this point was interrupted, and goes on."""
     obstacle: str = ""
     """What stands against the restore; empty if nothing does."""
+    unasked: tuple[str, ...] = ()
+    """Bookies that may run or not: their addresses do not answer, or are none."""
 
     @classmethod
     def of(cls, plan: RestorePlan, clone: Clone | None) -> RestoreSummary:
@@ -254,19 +266,12 @@ async def restore_cluster(
     plan: RestorePlan,
     *,
     clone: Clone | None = None,
-    asks_bookies: bool = True,
     only_check: bool = False,
     on_left: OnLeft = lambda left: None,
 ) -> bool:
-    """Restore the metadata into the ZooKeeper of the settings. ``asks_bookies``: refuse while a
-    bookie of the archive accepts connections. ``only_check``: only raise what stands against it.
-    Return True if an earlier restore was interrupted. Raises what ``Restore.run`` raises."""
-    if asks_bookies and clone is None and (running := await running_bookies(plan)):
-        raise RestoreRefusedError(
-            f"{counted(len(running), 'bookie')} of the archive accepted a connection, such as "
-            f"{running[0]}. Stop all bookies first: a bookie deletes what ZooKeeper does not list "
-            "yet. If other programs use these ports: --bookies-stopped"
-        )
+    """Restore the metadata into the ZooKeeper of the settings. ``only_check``: only raise what
+    stands against it. Return True if an earlier restore was interrupted. Raises what
+    ``Restore.run`` raises."""
     archived_root = plan.point.header.root
     uri = settings.uri
     root = archived_root if uri.pulsar_root == archived_root else uri.root
@@ -289,24 +294,36 @@ async def restore_cluster(
         return had_begun
 
 
-async def running_bookies(plan: RestorePlan) -> list[str]:
-    """Return the addresses in the archived cookies that accept a connection. A bookie that runs on
-    after the loss of ZooKeeper is not registered, and may register again at any moment."""
+async def check_bookies(plan: RestorePlan) -> list[BookieId]:
+    """Raise RestoreRefusedError if a bookie of the archive accepts a connection. A bookie that runs
+    on after the loss of ZooKeeper is not registered, and may register again at any moment. Return
+    the bookies of which nobody knows: those whose address does not answer, or is none."""
 
-    async def accepts(address: str) -> bool:
-        host, _, port = address.rpartition(":")
+    async def runs(bookie: BookieId) -> bool | None:
+        """Return None if that is unknown."""
+        found = BOOKIE_HOST.search(plan.others[f"cookies/{bookie}"])
+        host, _, port = (found[1].decode() if found else bookie).rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
+            return None
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except (OSError, ValueError, TimeoutError):  # a bookie id need not be an address
+                address = Address(host.strip("[]"), int(port))
+                transport, _ = await connect(asyncio.Protocol, address)
+        except ConnectionRefusedError:
             return False
-        writer.close()
+        except (OSError, BookmenderError):
+            return None
+        transport.abort()
         return True
 
-    cookies = (plan.others[f"cookies/{bookie}"] for bookie in plan.bookies)
-    addresses = sorted(each.decode() for data in cookies for each in BOOKIE_HOST.findall(data))
-    answers = await asyncio.gather(*map(accepts, addresses))
-    return [address for address, accepted in zip(addresses, answers, strict=True) if accepted]
+    answers = dict(zip(plan.bookies, await asyncio.gather(*map(runs, plan.bookies)), strict=True))
+    if running := [bookie for bookie, answer in answers.items() if answer]:
+        raise RestoreRefusedError(
+            f"{counted(len(running), 'bookie')} of the archive accepted a connection, such as "
+            f"{running[0]}. Stop all bookies first: a bookie deletes what ZooKeeper does not list "
+            "yet. If other programs use these ports: --bookies-stopped"
+        )
+    return [bookie for bookie, answer in answers.items() if answer is None]
 
 
 async def restore_one(

@@ -43,7 +43,7 @@ public final class LedgerNotifications implements AutoCloseable {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int KEYS_A_REGISTER = 2_000;
     private static final long CONNECT_MS = 10_000, BEAT_MS = 15_000, SILENT_MS = 45_000, STALE_MS = 30_000;
-    private static final long BACKOFF_MS = 500, TICK_MS = 1_000, GATHER_MS = 10, LAG_MS = 15_000, WELCOME_MS = 12_000;
+    private static final long BACKOFF_MS = 500, TICK_MS = 1_000, GATHER_MS = 10, LAG_MS = 15_000, LATE_MS = 5_000;
 
     /** Is told of the changes of one ledger, on the one thread of the notifications: it must not wait. */
     public abstract static class Listener {
@@ -143,7 +143,14 @@ public final class LedgerNotifications implements AutoCloseable {
         private boolean isWelcome;
         private int n, wholeN = Integer.MAX_VALUE; // of the frame that ended the first registration of all
         private long begunMs = nowMs(), saidMs = begunMs, heardMs = begunMs;
-        private long aheadMs; // by how much this clock is ahead of the server's, or less
+        private final TreeMap<Integer, Long> askedMs = new TreeMap<>(); // when, not answered, by n
+        private long aheadMs; // by how much this clock is ahead of the server's, at least
+        private boolean isLate; // the last complete answer seemed to be late
+
+        ObjectNode registering(boolean isAll) {
+            askedMs.put(++n, nowMs());
+            return JSON.createObjectNode().put("n", n).put("is_all", isAll);
+        }
 
         void say(String type, ObjectNode frame) {
             saidMs = nowMs();
@@ -199,6 +206,8 @@ public final class LedgerNotifications implements AutoCloseable {
         Connection now = connection;
         if (nowMs() - now.heardMs > SILENT_MS) {
             lost(now, "silent", 0);
+        } else if (now.isLate && now.pending.isEmpty() && nowMs() - now.saidMs >= LATE_MS) {
+            now.say("register", now.registering(false)); // its answer tells the server's clock
         } else if (now.isWelcome && nowMs() - now.saidMs >= BEAT_MS) {
             boolean isSettled = now.pending.isEmpty() && unsent.isEmpty(); // else nothing to compare: -1
             ObjectNode beat = JSON.createObjectNode().put("n", isSettled ? now.n : -1);
@@ -215,9 +224,7 @@ public final class LedgerNotifications implements AutoCloseable {
         try {
             JsonNode frame = JSON.readTree(text);
             String type = from.isLost.get() ? "" : frame.path("type").asText(); // later ones may have others
-            if (type.equals("welcome") && from.heardMs - from.saidMs > WELCOME_MS) {
-                lost(from, "the welcome came late", 0); // it says too little about the server's clock
-            } else if (type.equals("welcome")) {
+            if (type.equals("welcome")) {
                 feed = frame.path("feed").asText();
                 var named = new LinkedHashSet<>(given);
                 frame.path("urls").forEach(url -> named.add(url.asText()));
@@ -234,9 +241,7 @@ public final class LedgerNotifications implements AutoCloseable {
                 int n = frame.path("n").asInt(-1);
                 if (n >= from.wholeN) { // only a complete answer to all registrations moves the position
                     position = Math.max(position, frame.path("positions").path("L").asLong());
-                    // The frame may have waited in the network: what counts is when it was made.
-                    long madeMs = frame.path("sent_ms").asLong() + from.aheadMs;
-                    freshMs = Math.max(freshMs, madeMs - frame.path("age_ms").asLong());
+                    noteFresh(from, frame, n);
                     var answered = from.pending.headMap(n, true);
                     answered.values().forEach(all -> all.forEach(each -> each.isConfirmed = true));
                     answered.clear();
@@ -247,11 +252,25 @@ public final class LedgerNotifications implements AutoCloseable {
                     listeners(key).forEach(this::unregister);
                 }
             } else if (type.equals("goodbye")) {
+                if (frame.path("code").asText().equals("digest")) { // it did not know all registrations
+                    wanted.values().forEach(all -> all.forEach(each -> each.isConfirmed = false));
+                }
                 lost(from, "goodbye: " + frame.path("code"), frame.path("retry_after_ms").asLong());
             }
         } catch (Exception error) { // also a listener's. The next server tells it again
             lost(from, "a frame failed: " + error, 0);
         }
+    }
+
+    /** The frame may have waited in the network: what counts is when it was made, as in client_state.py. */
+    private void noteFresh(Connection from, JsonNode frame, int n) {
+        long sentMs = frame.path("sent_ms").asLong(), nowMs = nowMs();
+        var answered = from.askedMs.headMap(n, true);
+        answered.values().forEach(askedMs -> from.aheadMs = Math.max(from.aheadMs, askedMs - sentMs));
+        answered.clear();
+        long madeMs = Math.min(nowMs, sentMs + from.aheadMs); // a paused clock may have lagged
+        from.isLate = nowMs - madeMs > LATE_MS;
+        freshMs = Math.max(freshMs, madeMs - frame.path("age_ms").asLong());
     }
 
     private void tell(JsonNode change) {
@@ -275,7 +294,7 @@ public final class LedgerNotifications implements AutoCloseable {
         var ids = new ArrayList<>(isAll ? wanted.keySet() : unsent);
         for (int first = 0; to.isWelcome && (first < ids.size() || to.n == 0); first += KEYS_A_REGISTER) {
             unsent.clear();
-            ObjectNode frame = JSON.createObjectNode().put("n", ++to.n).put("is_all", isAll && first == 0);
+            ObjectNode frame = to.registering(isAll && first == 0);
             ArrayNode add = frame.putArray("add"), drop = frame.putArray("remove");
             to.wholeN = isAll ? to.n : to.wholeN;
             for (long id : ids.subList(first, Math.min(ids.size(), first + KEYS_A_REGISTER))) {

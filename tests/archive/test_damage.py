@@ -13,7 +13,7 @@ import pytest
 from archive.format import LATEST, Confirmed, file_name
 from archive.reading import Archive, NoSuchPointError
 from archive.restore import Clone, RestorePlan, RestoreRefusedError
-from daemon.operations.archive_restore import check_unused, running_bookies, verify
+from daemon.operations.archive_restore import check_bookies, check_unused, verify
 from ledgers.errors import CorruptionError, RejectedError
 from ledgers.model import BookieId
 from ledgers.typed import decode_json
@@ -39,7 +39,7 @@ def test_the_error_names_the_last_state_before_the_damage(damage: str, is_last: 
         DAMAGE[damage](cluster.place.files, name)
 
         with pytest.raises(CorruptionError) as caught:
-            reading.newest()
+            reading.point(is_exact=False)
 
         found = re.search("--at 0x([0-9a-f]+)", str(caught.value))
         assert found is not None
@@ -55,11 +55,11 @@ def test_without_the_last_word_of_the_archiver_only_earlier_states_are_restored(
     async def scenario() -> None:
         cluster = await archived()
         reading = Archive(cluster.place)
-        end = reading.newest().header.end
+        end = reading.point(is_exact=False).header.end
         cluster.place.files[LATEST] = data
 
         with pytest.raises(CorruptionError, match=f"--at {end:#x}"):
-            reading.newest()
+            reading.point(is_exact=False)
         assert reading.point(checkpoint=end).header.end <= end
 
     run(scenario())
@@ -123,9 +123,12 @@ def test_a_bookie_that_runs_and_is_not_registered_is_found() -> None:
         hosts = [f"127.0.0.1:{each.getsockname()[1]}" for each in (listening, stopped)]
         cookies = [f'5\nbookieHost: "{each}"\njournalDir: "j"\n' for each in hosts]
         others = {f"cookies/b{n}": each.encode() for n, each in enumerate(cookies)}
-        plan = replace(plan, others=others)
+        others["cookies/by-name"] = b"5\n"
 
-        assert asyncio.run(running_bookies(plan)) == [hosts[0]]
+        with pytest.raises(RestoreRefusedError, match=r"1 bookie of the archive .* b0\."):
+            asyncio.run(check_bookies(replace(plan, others=others)))
+        del others["cookies/b0"]
+        assert asyncio.run(check_bookies(replace(plan, others=others))) == ["by-name"]
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,7 @@ class Application:
                 before, connection.positions = connection.positions, frame.positions
                 is_lower = any(frame.positions[kind] < zxid for kind, zxid in before.items())
                 assert not is_lower, "the positions of a connection fell"
-            try:
-                self.state.receive(frame, now_s)
-            except TimeoutError:
-                self.disconnect()
-                return
+            self.state.receive(frame, now_s)
             if isinstance(frame, Goodbye):
                 self.disconnect()
                 return

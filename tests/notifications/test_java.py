@@ -282,6 +282,35 @@ def test_a_refusal_is_told_and_not_repeated(tmp_path: Path) -> None:
     run(tmp_path, play)
 
 
+def test_after_different_digests_a_position_counts_for_no_ledger(tmp_path: Path) -> None:
+    async def play(on: Scene) -> None:
+        on.order("register 7 100")
+        link = await on.link()
+        await link.welcome()
+        await link.say(told_all(150, (await link.registered(1)).n))
+        await link.say(Goodbye(code="digest"))
+        again = await on.link()
+        await again.welcome()
+
+        assert (await again.registered(1)).add == [("L7", 100)]
+
+    run(tmp_path, play)
+
+
+def test_a_client_measures_the_clock_again_after_a_late_answer(tmp_path: Path) -> None:
+    async def play(on: Scene) -> None:
+        on.order("register 7 0")
+        link = await on.link()
+        await link.welcome()
+        n = (await link.registered(1)).n
+        await link.say(told_all(150, n))
+        await link.say(told_all(150, n, late_ms=8_000))
+
+        assert await link.heard() == Register(n=n + 1)
+
+    run(tmp_path, play)
+
+
 def test_a_client_finds_the_other_servers(tmp_path: Path) -> None:
     async def play(on: Scene) -> None:
         on.order("register 7 0")
