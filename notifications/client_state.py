@@ -243,14 +243,18 @@ class ClientState:
             for first in range(0, len(keys), KEYS_A_REGISTER):
                 frames.append(self._registering(keys[first : first + KEYS_A_REGISTER], now_s))
         elif self._is_late and not self._pending and now_s - self._said_s >= LATE_S:
-            frames.append(self._registering([], now_s))  # its answer tells the server's clock
+            # The answer to a registration tells the server's clock.
+            frames += [self._beat(), self._registering([], now_s)]
         if not frames and now_s - self._said_s >= CLIENT_BEAT_S:
-            # Before the answer, the client does not know what the server refuses.
-            n = -1 if self._pending else self._n
-            frames.append(Beat(n=n, digest=str(self._digest), count=self._digest.count))
+            frames.append(self._beat())
         if frames:
             self._said_s = now_s
         return frames
+
+    def _beat(self) -> Beat:
+        # Before the answer, the client does not know what the server refuses.
+        n = -1 if self._pending else self._n
+        return Beat(n=n, digest=str(self._digest), count=self._digest.count)
 
     def _registering(self, keys: list[Key], now_s: float, *, is_all: bool = False) -> Register:
         """Return the frame that tells the server which of these keys are wanted."""

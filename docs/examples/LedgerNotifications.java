@@ -206,12 +206,13 @@ public final class LedgerNotifications implements AutoCloseable {
         Connection now = connection;
         if (nowMs() - now.heardMs > SILENT_MS) {
             lost(now, "silent", 0);
-        } else if (now.isLate && now.pending.isEmpty() && nowMs() - now.saidMs >= LATE_MS) {
-            now.say("register", now.registering(false)); // its answer tells the server's clock
-        } else if (now.isWelcome && nowMs() - now.saidMs >= BEAT_MS) {
+        } else if (now.isWelcome && nowMs() - now.saidMs >= (now.isLate ? LATE_MS : BEAT_MS)) {
             boolean isSettled = now.pending.isEmpty() && unsent.isEmpty(); // else nothing to compare: -1
             ObjectNode beat = JSON.createObjectNode().put("n", isSettled ? now.n : -1);
             now.say("beat", beat.put("digest", digest()).put("count", wanted.size()));
+            if (now.isLate && isSettled) {
+                now.say("register", now.registering(false)); // the answer tells the server's clock
+            }
         }
         if (staleFor().isPresent() != isStale) {
             isStale = !isStale;

@@ -24,6 +24,7 @@ from notifications.protocol import (
     Positions,
     ServerFrame,
     Version,
+    Welcome,
 )
 from notifications.session import Session
 from notifications.versions import VersionTable
@@ -37,7 +38,7 @@ class World:
 
     def __init__(self, chance: random.Random) -> None:
         self.is_restored = chance.random() < 0.3
-        self.forgets = chance.random() < 0.1
+        self.forgets = chance.random() < 0.1 and not self.is_restored
         """Servers forget registrations. What clients store then is of no use."""
         self.is_followed = chance.random() < 0.5
         """Servers mostly know the latest changes. Else they mostly lag, so no client is fresh."""
@@ -254,10 +255,13 @@ class Application:
                 is_lower = any(frame.positions[kind] < zxid for kind, zxid in before.items())
                 assert not is_lower, "the positions of a connection fell"
             self.state.receive(frame, now_s)
+            if isinstance(frame, Welcome) and frame.resync:
+                self.told = {}
             if isinstance(frame, Goodbye):
                 self.disconnect()
                 return
-        if connection.is_lost or now_s - connection.heard_s > SILENT_S:
+        is_read = not (self.world.forgets and connection.to_client)
+        if (connection.is_lost and is_read) or now_s - connection.heard_s > SILENT_S:
             self.disconnect()
             return
         frames = self.state.frames(now_s)
@@ -314,7 +318,7 @@ class Simulation:
         self.chance = random.Random(seed)
         self.now_s = 1_000.0
         self.world = World(self.chance)
-        self.pause_s = self.chance.choice((0, 1, 12))
+        self.pause_s = 0 if self.world.forgets else self.chance.choice((0, 1, 12))
         self.weights = [weight * self.chance.choice((0.3, 1, 3)) for weight in ACTIONS]
         for _ in range(self.chance.randint(0, 5)):
             self.world.change(self.chance, self.now_s)
@@ -337,6 +341,9 @@ class Simulation:
         application, server = chance.choice(self.applications), chance.choice(self.servers)
         connection = application.connection
         match chance.choices(range(17), self.weights)[0]:
+            # A connection that ends before the next beat hides what its server forgot.
+            case 9 | 12 | 13 | 15 if self.world.forgets:
+                pass
             case 0:
                 self.world.change(chance, now_s)
             case 1:
@@ -358,7 +365,7 @@ class Simulation:
             case 7:
                 application.unregister(chance.choice(KEYS))
             case 8:
-                if connection is None or chance.random() < 0.2:
+                if connection is None or (chance.random() < 0.2 and not self.world.forgets):
                     application.connect(server, now_s)
             case 9:
                 application.disconnect()

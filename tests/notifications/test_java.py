@@ -306,6 +306,7 @@ def test_a_client_measures_the_clock_again_after_a_late_answer(tmp_path: Path) -
         await link.say(told_all(150, n))
         await link.say(told_all(150, n, late_ms=8_000))
 
+        assert isinstance(await link.heard(), Beat)
         assert await link.heard() == Register(n=n + 1)
 
     run(tmp_path, play)
