@@ -146,8 +146,8 @@ def archive() -> None:
       bookmender archive verify                               read the archive completely
       bookmender archive restore cluster --from URL           show what a restore would write
 
-    The archive is outside the cluster. It has the metadata of all ledgers, seconds old, and that of
-    each moment of the last 30 days. It contains the ledgers' passwords, so protect its place.
+    The archive is outside the cluster. It has the metadata of all ledgers, seconds old, and earlier
+    states of the last 30 days. It contains the ledgers' passwords, so protect its place.
     docs/disaster.md says what to do when ZooKeeper has lost its data.
     """
 

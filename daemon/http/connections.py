@@ -42,7 +42,7 @@ SHUTDOWN_S = 1.0
 NO_FILES_PAUSE_S = 1.0
 """Pause after an accept for which the process had no file."""
 CLIENT_GONE = 499
-"""The status of a request whose client has closed the connection. Nobody gets it."""
+"""Status of the answer to a client that has closed its connection. The answer is not sent."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

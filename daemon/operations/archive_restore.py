@@ -242,9 +242,9 @@ class RestoreSummary(Answer, frozen=True, kw_only=True):
     has_begun: bool = False
     """A restore of this point was interrupted, and goes on."""
     obstacle: str = ""
-    """What stands against the restore; empty if nothing does."""
+    """Why the restore would be refused; empty if it would not."""
     unasked: tuple[str, ...] = ()
-    """Bookies that may run or not: their addresses do not answer, or are none."""
+    """Bookies that may be running: their address does not answer, or their cookie has none."""
 
     @classmethod
     def of(cls, plan: RestorePlan, clone: Clone | None) -> RestoreSummary:
@@ -297,7 +297,7 @@ async def restore_cluster(
 async def check_bookies(plan: RestorePlan) -> list[BookieId]:
     """Raise RestoreRefusedError if a bookie of the archive accepts a connection. A bookie that runs
     on after the loss of ZooKeeper is not registered, and may register again at any moment. Return
-    the bookies of which nobody knows: those whose address does not answer, or is none."""
+    the bookies that may be running: their address does not answer, or their cookie has none."""
 
     async def runs(bookie: BookieId) -> bool | None:
         """Return None if that is unknown."""

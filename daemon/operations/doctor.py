@@ -86,7 +86,7 @@ class Finding(Answer, frozen=True, kw_only=True):
     level: Level = Level.OK
     text: str
     advice: str | None = None
-    """What to do; null if it is OK."""
+    """The next step; null if nothing is wrong."""
 
     def to_text(self) -> str:
         line = f"{self.level:<6} {self.check:<11} {self.text}"

@@ -1,4 +1,4 @@
-"""What is left of a damaged archive can be found and restored."""
+"""The whole states of a damaged archive can be found and restored."""
 
 from __future__ import annotations
 

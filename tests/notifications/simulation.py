@@ -295,7 +295,8 @@ class Application:
             self.stored = stored
 
     def check_fresh(self) -> None:
-        """What the library says to have told, up to a moment, is known, or is read next."""
+        """Up to the moment that the library claims, the application knows each change, or reads the
+        object next."""
         state, fresh_s = self.state, self.state._fresh_s
         if fresh_s <= self.begun_s or self.world.is_restored or self.world.forgets:
             return
